@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from plain_executor import PlainExecutor, PlainKV
 from tokenizers import AddedToken, Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ChainOutput, ForwardOutput, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
 from foretoken.kernels.transformers_model import TransformersExecutor
-from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers import draft_model
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback, Proposer
 from foretoken.proposers.config import DraftModelConfig
@@ -31,33 +30,12 @@ VOCAB = 13
 NUM_BLOCKS = 200
 
 
-class PrefixKV:
+class PrefixKV(PlainKV[tuple[int, ...] | None]):
     """Each slot holds the whole text that its entry was computed from: wrong content cannot pass for right."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        raise NotImplementedError
-
-    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        for slot, content in zip(dst.tolist(), [self.slots[s] for s in src.tolist()], strict=True):
-            self.slots[slot] = content
-
-
-class CheckingModel(HasNoStates):
+class CheckingModel(PlainExecutor):
     """Logits are a function of the text before them. Raises if a place is read that does not hold the entry of that text."""
-
-    kv_layers = (KVLayerSpec(1, 1, 1),)
-    is_batch_invariant = True
-    weight_bytes = 0
-    token_ids: Tensor | None = None
-    recurrent: tuple[str, int] | None = None
-    bank = WeightBank()
 
     def __init__(self, vocab_size: int = VOCAB, max_model_len: int = 1000, salt: int = 0) -> None:
         self.vocab_size, self.max_model_len, self.salt = vocab_size, max_model_len, salt
@@ -65,7 +43,7 @@ class CheckingModel(HasNoStates):
         self.broken = False
 
     def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> PrefixKV:
-        return PrefixKV(num_blocks, block_size)
+        return PrefixKV(num_blocks, block_size, None)
 
     def kv_block_bytes(self, block_size: int) -> int:
         raise NotImplementedError("these tests size the cache themselves")
@@ -99,16 +77,6 @@ class CheckingModel(HasNoStates):
         if self.broken:
             logits.fill_(torch.nan)
         return ForwardOutput(logits.argmax(-1), logits.amax(-1), logits[batch.full_logits] if len(batch.full_logits) else None)
-
-    def run_chain(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        counts: Tensor,
-        draws: Draws | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
 
 def proposer_of(

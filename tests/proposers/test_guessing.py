@@ -10,12 +10,11 @@ import pytest
 import torch
 from elsewhere import Elsewhere, FarExecutor, there
 from hash_model import HashKV
+from plain_executor import PlainExecutor
 from torch import Tensor
 
-from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
+from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch, StateRoom
 from foretoken.kernels.noise import Purpose, keys, sample, step_stream, stream
-from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers.base import DraftRow, Draw
 from foretoken.proposers.drafting import Feed
 from foretoken.proposers.guessing import (
@@ -35,15 +34,10 @@ SUBSET = (1, 3, 4, 8, 10)
 WIDTHS = {"same": (VOCAB, None), "wider": (VOCAB + 6, None), "narrower": (VOCAB - 4, None), "mapped": (len(SUBSET), SUBSET)}
 
 
-class Scoring(HasNoStates):
+class Scoring(PlainExecutor):
     """An executor whose scores are a function of a token and its position. Keeps every pass that it was given."""
 
-    kv_layers = (KVLayerSpec(1, 1, 1),)
     max_model_len = 500
-    is_batch_invariant = True
-    weight_bytes = 0
-    recurrent: tuple[str, int] | None = None
-    bank = WeightBank()
 
     def __init__(self, vocab_size: int = VOCAB, token_ids: Sequence[int] | None = None) -> None:
         self.vocab_size = vocab_size
@@ -79,16 +73,6 @@ class Scoring(HasNoStates):
         scores = torch.stack([self.scores(*pair) for pair in pairs])
         best = scores.argmax(-1)
         return ForwardOutput(best if self.token_ids is None else self.token_ids[best], scores.amax(-1), scores[batch.full_logits])
-
-    def run_chain(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        counts: Tensor,
-        draws: Draws | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
 
 def feed(index: int, tokens: Sequence[int], count: int, start: int = 0, temperature: float = 0.0, seed: int = 0) -> Feed:

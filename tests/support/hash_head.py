@@ -10,11 +10,10 @@ from collections.abc import Mapping
 
 import torch
 from hash_model import from_row, likely, mix, to_row, visible_slots
+from plain_executor import PlainExecutor, PlainKV
 from torch import Tensor
 
-from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import ChainOutput, Draws, ForwardOutput, HasNoStates, KVLayerSpec, KVTensors, RaggedBatch, StateRoom
-from foretoken.kernels.weight_bank import WeightBank
+from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch, StateRoom
 from foretoken.proposers.config import Tree
 from foretoken.proposers.drafting import OwnCache, Pairing
 from foretoken.proposers.features import Features
@@ -26,38 +25,22 @@ Entry = tuple[int, int, int]
 """Token, position, state before the token."""
 
 
-class HeadKV:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.slots: list[Entry | None] = [None] * (num_blocks * block_size)
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        raise NotImplementedError("the hash head writes its slots itself")
-
-    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the hash head reads its slots itself")
-
+class HeadKV(PlainKV[Entry | None]):
     def move(self, src: Tensor, dst: Tensor) -> None:
         raise NotImplementedError("drafters' entries are never moved")
 
 
-class HashHead(HasNoStates):
+class HashHead(PlainExecutor):
     """An `Executor`: knows what the target says, if all that it reads is right. Counts guesses of rows that began late."""
 
-    kv_layers = (KVLayerSpec(1, 1, 1),)
-    max_model_len = 4096
-    is_batch_invariant = True
-    weight_bytes = 0
-    token_ids: Tensor | None = None
     recurrent: tuple[str, int] | None = (FEATURE, 0)
-    bank = WeightBank()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.num_restarted = 0
 
     def allocate(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> HeadKV:
-        return HeadKV(num_blocks, block_size)
+        return HeadKV(num_blocks, block_size, None)
 
     def kv_block_bytes(self, block_size: int) -> int:
         return block_size * 24
@@ -81,16 +64,6 @@ class HashHead(HasNoStates):
         logits = torch.stack([likely(int(t), self.vocab_size) for t in said[batch.full_logits]]) if len(batch.full_logits) else None
         states = torch.tensor([to_row(state) for state in after])
         return ForwardOutput(said, torch.ones(len(said)), logits, dict.fromkeys(hidden, states))
-
-    def run_chain(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        counts: Tensor,
-        draws: Draws | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
     def _state(self, batch: RaggedBatch, kv: HeadKV, row: int, index: int) -> int:
         """The state behind a token, after a look at all entries that it sees."""

@@ -11,21 +11,10 @@ import random
 from collections.abc import Mapping
 
 import torch
+from plain_executor import PlainExecutor, PlainKV
 from torch import Tensor
 
-from foretoken.kernels.chain import run_chain_by_steps
-from foretoken.kernels.layout import (
-    ChainOutput,
-    Draws,
-    ForwardOutput,
-    HasNoStates,
-    KVLayerSpec,
-    KVTensors,
-    RaggedBatch,
-    StateLayerSpec,
-    StateRoom,
-)
-from foretoken.kernels.weight_bank import WeightBank
+from foretoken.kernels.layout import ForwardOutput, KVTensors, RaggedBatch, StateLayerSpec, StateRoom
 
 EMPTY = -1
 
@@ -65,40 +54,21 @@ def visible_slots(batch: RaggedBatch, row: int, index: int) -> list[int]:
     return [table[place // size] * size + place % size for place in places]
 
 
-class HashKV:
+class HashKV(PlainKV[tuple[int, int]]):
     """One (token, position) per slot; of recurrent models also states, which are the tokens so far, and guesses beside them."""
 
     def __init__(self, num_blocks: int, block_size: int, states: StateRoom | None = None) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
+        super().__init__(num_blocks, block_size, (EMPTY, EMPTY))
         self.num_guesses = 0 if states is None else states.num_guesses
         self.states: list[tuple[int, ...] | None] = [None] * (0 if states is None else states.num_slots)
         self.guesses: list[list[int]] = [[] for _ in self.states]
-        self.slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * (num_blocks * block_size)
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        raise NotImplementedError("the hash model writes its slots itself")
-
-    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("the hash model reads its slots itself")
-
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        for slot, content in zip(dst.tolist(), [self.slots[s] for s in src.tolist()], strict=True):
-            self.slots[slot] = content
 
 
-class HashModel(HasNoStates):
+class HashModel(PlainExecutor):
     """An Executor in plain Python. `fails_on`: a token that makes any pass that sees it raise.
 
     `errs`: a poor copy of the others, which says something else after every third text.
     """
-
-    kv_layers = (KVLayerSpec(1, 1, 1),)
-    max_model_len = 4096
-    is_batch_invariant = True
-    weight_bytes = 0
-    token_ids: Tensor | None = None
-    recurrent: tuple[str, int] | None = None
-    bank = WeightBank()
 
     def __init__(self, vocab_size: int, fails_on: int | None = None, errs: bool = False) -> None:
         self.vocab_size = vocab_size
@@ -134,16 +104,6 @@ class HashModel(HasNoStates):
             logits = torch.stack([likely(int(token), self.vocab_size) for token in argmax[batch.full_logits]])
         states = torch.tensor([to_row(functools.reduce(mix, seen[flat], 0)) for flat in range(len(tokens))]) if hidden else None
         return ForwardOutput(argmax, torch.ones(len(said)), logits, {} if states is None else dict.fromkeys(hidden, states))
-
-    def run_chain(
-        self,
-        batch: RaggedBatch,
-        kv: KVTensors,
-        counts: Tensor,
-        draws: Draws | None = None,
-        inputs: Mapping[str, Tensor] | None = None,
-    ) -> ChainOutput:
-        return run_chain_by_steps(self, batch, kv, counts, draws, inputs)
 
     def _visible(self, batch: RaggedBatch, kv: HashKV, flat: int) -> tuple[int, ...]:
         row = int(torch.searchsorted(batch.query_start_loc, flat, right=True)) - 1
