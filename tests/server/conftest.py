@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerBase
-
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +24,4 @@ def fake(tiny_tokenizer: PreTrainedTokenizerBase) -> FakeEngine:
 
 @pytest.fixture
 def client(fake: FakeEngine) -> TestClient:
-    return client_of(fake)
-
-
-def client_of(fake: FakeEngine, **settings: Any) -> TestClient:
-    return TestClient(create_app(fake.as_engine(), ServerConfig(**settings)))
+    return fake.client()

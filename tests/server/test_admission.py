@@ -9,8 +9,6 @@ from starlette.routing import BaseRoute
 from starlette.testclient import TestClient
 
 from foretoken.server import admission
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.page import PAGE_FILES
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -18,7 +16,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.fixture
 def locked(fake: FakeEngine) -> TestClient:
-    return TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("first-key", "second-key"))))
+    return fake.client(api_keys=("first-key", "second-key"))
 
 
 def paths(routes: list[BaseRoute]) -> Iterator[str]:
@@ -27,7 +25,7 @@ def paths(routes: list[BaseRoute]) -> Iterator[str]:
 
 
 def test_every_route_but_health_and_metrics_needs_the_key(fake: FakeEngine) -> None:
-    app = create_app(fake.as_engine(), ServerConfig(api_keys=("first-key",)))
+    app = fake.app(api_keys=("first-key",))
     client, open_paths = TestClient(app), set()
     for path in {*paths(app.routes), "/nothing", "//v1/models", "/v1/%2e%2e/health", "/health/", "/health/live/x", "/docs"}:
         statuses = {client.request(method, path).status_code for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD", "TRACE")}
@@ -59,7 +57,7 @@ def test_a_wrong_key_is_a_401(locked: TestClient, header: str) -> None:
     ],
 )  # fmt: skip
 def test_without_a_key_a_page_cannot_come_in_under_a_name_of_its_own(fake: FakeEngine, host: str, served: bool) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(allowed_origins=("https://chat.example",))))
+    client = fake.client(allowed_origins=("https://chat.example",))
     answers = [client.post("/v1/chat/completions", json=CHAT, headers={"Host": host}), client.get("/v1/models", headers={"Host": host})]
     assert {answer.status_code for answer in answers} == {200 if served else 403}
     assert served or answers[0].json()["error"]["code"] == "unknown_host"
@@ -68,8 +66,7 @@ def test_without_a_key_a_page_cannot_come_in_under_a_name_of_its_own(fake: FakeE
 
 def test_where_a_key_or_nothing_protects_any_name_does(fake: FakeEngine) -> None:
     headers = {"Host": "our.example", "Authorization": "Bearer first-key"}
-    for config in (ServerConfig(api_keys=("first-key",)), ServerConfig(insecure_no_auth=True), ServerConfig(allowed_origins=("*",))):
-        client = TestClient(create_app(fake.as_engine(), config))
+    for client in (fake.client(api_keys=("first-key",)), fake.client(insecure_no_auth=True), fake.client(allowed_origins=("*",))):
         assert client.get("/v1/models", headers=headers).status_code == 200
 
 
@@ -83,15 +80,14 @@ def test_nobody_overtakes_others_by_asking_for_it(fake: FakeEngine) -> None:
         body = CHAT if priority is None else CHAT | {"priority": priority}
         return client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
 
-    config = ServerConfig(api_keys=("first", "fast", "slow"), key_priorities=(0, -5, 3))
-    several = TestClient(create_app(fake.as_engine(), config))
+    several = fake.client(api_keys=("first", "fast", "slow"), key_priorities=(0, -5, 3))
     asked = [("first", None), ("first", 7), ("fast", None), ("fast", -5), ("fast", 1), ("slow", None), ("slow", 4)]
     assert [status(several, *one) for one in asked] == [200] * 7
     assert [call.priority for call in fake.calls] == [0, 7, -5, -5, 1, 3, 4]
     assert [status(several, *one) for one in (("first", -1), ("fast", -6), ("slow", 2), ("slow", 0))] == [400] * 4
     refused = several.post("/v1/completions", json={"prompt": "a", "priority": -1}, headers={"Authorization": "Bearer first"}).json()
     assert refused["error"]["param"] == "priority" and refused["error"]["code"] == "priority_not_allowed"
-    alone = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("only",))))
+    alone = fake.client(api_keys=("only",))
     assert status(alone, "only", -9) == 200 and fake.calls[-1].priority == -9
 
 
@@ -102,7 +98,7 @@ def test_each_of_several_keys_has_a_cache_of_its_own(locked: TestClient, fake: F
         assert locked.post("/v1/chat/completions", json=CHAT | {"cache_salt": salt}, headers=headers).status_code == 200
     salts = [call.salt for call in fake.calls]
     assert len(set(salts)) == 5 and all(salts)
-    TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",)))).post(
+    fake.client(api_keys=("k",)).post(
         "/v1/chat/completions", json=CHAT, headers={"Authorization": "Bearer k"}
     )
     assert fake.calls[-1].salt == ""  # one key, one party
@@ -131,7 +127,7 @@ def test_heads_that_are_too_large_or_mean_two_things(client: TestClient, headers
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_a_413(fake: FakeEngine, chunked: bool) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(max_body_bytes=1000)))
+    client = fake.client(max_body_bytes=1000)
     headers = {"Content-Type": "application/json"}
     for size, status in ((900, 400), (1001, 413)):
         body = b"[" + b" " * (size - 2) + b"]"
@@ -142,7 +138,7 @@ def test_a_body_over_the_limit_is_a_413(fake: FakeEngine, chunked: bool) -> None
 
 def test_a_body_that_does_not_arrive_is_a_408(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "BODY_DEADLINE_S", 0.05)
-    app, sent = create_app(fake.as_engine(), ServerConfig()), []
+    app, sent = fake.app(), []
 
     async def run() -> None:
         async def receive() -> dict[str, object]:

@@ -8,8 +8,6 @@ from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest, QueueFull, ShuttingDown
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -30,7 +28,7 @@ def test_models_lists_the_served_name(client: TestClient) -> None:
 
 
 def test_served_names_with_slashes_replace_the_model_name(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(served_model_names=("org/model", "alias"))))
+    client = fake.client(served_model_names=("org/model", "alias"))
     assert client.get("/v1/models/org/model").json()["id"] == "org/model"
     assert client.post("/v1/chat/completions", json=CHAT | {"model": "alias"}).json()["model"] == "alias"
     assert client.post("/v1/chat/completions", json=CHAT | {"model": "tiny"}).status_code == 404
@@ -143,7 +141,7 @@ def test_cors_lets_local_pages_in_and_others_not(fake: FakeEngine, client: TestC
 
     assert allowed(client, "http://localhost:3000") == "http://localhost:3000"
     assert allowed(client, "http://evil.example") is None
-    configured = TestClient(create_app(fake.as_engine(), ServerConfig(allowed_origins=("https://app.example",), api_keys=("k",))))
+    configured = fake.client(allowed_origins=("https://app.example",), api_keys=("k",))
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     assert configured.options("/v1/chat/completions", headers=asked | {"Origin": "https://app.example"}).status_code == 200
     assert allowed(configured, "https://app.example") == "https://app.example"  # on a 401, so that a page can read it

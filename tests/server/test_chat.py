@@ -1,30 +1,22 @@
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
 import pytest
+from asking import chunks
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.proposers.config import Typical
 from foretoken.server import chat_format
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 ROUTE = "/v1/chat/completions"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def stream(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a stream, which must end with [DONE]."""
-    response = client.post(ROUTE, json=CHAT | {"stream": True} | fields)
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return chunks(client, ROUTE, CHAT | fields)
 
 
 def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
@@ -50,9 +42,9 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
 def test_no_message_is_lost_to_a_template_that_reads_parts(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}"
     monkeypatch.setattr(fake.tokenizer, "chat_template", template)
-    client = TestClient(create_app(fake.as_engine(), ServerConfig()))
+    client = fake.client()
     assert client.post(ROUTE, json=CHAT).status_code == 200
-    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|user|>Hi<|end|>"
+    assert fake.prompt(0) == "<|user|>Hi<|end|>"
 
 
 def test_metrics_are_vllms_shape(client: TestClient) -> None:
@@ -75,7 +67,7 @@ def test_metrics_are_vllms_shape(client: TestClient) -> None:
 @pytest.mark.parametrize("stream_options", [{}, {"include_usage": True}, {"include_speculation": True}])
 def test_a_lossy_rule_is_named_streamed_or_not(fake: FakeEngine, stream_options: dict[str, Any]) -> None:
     fake.typical = Typical()
-    client = TestClient(create_app(fake.as_engine(), ServerConfig()))
+    client = fake.client()
     assert client.post(ROUTE, json=CHAT).json()["metrics"]["speculative_decoding"]["lossy"] == "typical"
     assert stream(client, stream_options=stream_options)[-1]["metrics"]["speculative_decoding"]["lossy"] == "typical"
 
@@ -156,7 +148,7 @@ def test_a_failure_on_the_way_is_an_event(client: TestClient, fake: FakeEngine, 
 def test_continuing_a_message_leaves_it_open(client: TestClient, fake: FakeEngine) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The quick"}]
     assert client.post(ROUTE, json={"messages": messages, "continue_final_message": True}).status_code == 200
-    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|user|>Hi<|end|><|assistant|>The quick"
+    assert fake.prompt(0) == "<|user|>Hi<|end|><|assistant|>The quick"
     for fields in ({"messages": messages, "add_generation_prompt": True}, {"messages": messages[:1]}):
         response = client.post(ROUTE, json={"continue_final_message": True} | fields)
         assert response.status_code == 400 and response.json()["error"]["param"] == "continue_final_message"
@@ -165,7 +157,7 @@ def test_continuing_a_message_leaves_it_open(client: TestClient, fake: FakeEngin
 def test_developer_is_the_system_and_text_parts_are_lines(client: TestClient, fake: FakeEngine) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     client.post(ROUTE, json={"messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]})
-    assert fake.tokenizer.decode(fake.calls[0].prompt) == "<|system|>Be brief<|end|><|user|>a\nb<|end|><|assistant|>"
+    assert fake.prompt(0) == "<|system|>Be brief<|end|><|user|>a\nb<|end|><|assistant|>"
 
 
 STRICT = """{%- set turns = messages[1:] if messages[0].role == 'system' and SYSTEM else messages %}
@@ -188,12 +180,12 @@ def test_a_template_that_wants_users_and_answers_by_turns_gets_them(
     messages = [dict(zip(("role", "content"), line.split(" ", 1), strict=True)) for line in told]
     monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT.replace("SYSTEM", system))
     assert client.post(ROUTE, json={"messages": messages}).status_code == 200
-    assert fake.tokenizer.decode(fake.calls[0].prompt) == prompt
+    assert fake.prompt(0) == prompt
     refused = client.post(ROUTE, json={"messages": [*messages[:6], messages[5], messages[6]]})
     assert refused.status_code == 400 and "roles must alternate" in refused.json()["error"]["message"]
     monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT[STRICT.rindex("{% for") :])  # one that takes them gets them as they are
     assert client.post(ROUTE, json={"messages": messages}).status_code == 200
-    assert fake.tokenizer.decode(fake.calls[-1].prompt) == "s:be brief;s:in French;u:one;u:two;s:news;a:so;u:ok;"
+    assert fake.prompt() == "s:be brief;s:in French;u:one;u:two;s:news;a:so;u:ok;"
 
 
 def test_a_template_may_refuse_but_never_break(
@@ -229,7 +221,7 @@ def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine
     monkeypatch.setattr(fake.tokenizer, "chat_template", "{{ enable_thinking }} {{ reasoning_effort }}")
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
     assert client.post(ROUTE, json=CHAT | fields).status_code == 200
-    assert fake.tokenizer.decode(fake.calls[0].prompt) == "False low"
+    assert fake.prompt(0) == "False low"
 
 
 def test_a_text_that_cannot_fit_is_refused_before_tokenizing(client: TestClient, fake: FakeEngine) -> None:
@@ -250,7 +242,7 @@ def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient,
     prompts = []
     for text in ("fox", "foxy"):
         client.post(ROUTE, json={"messages": [{"role": "user", "content": text}]})
-        prompts.append(fake.tokenizer.decode(fake.calls[-1].prompt))
+        prompts.append(fake.prompt())
     assert prompts == ["<|user|>fox<|end|><|assistant|>", "<|user|>foxy<|end|><|assistant|>"]
     assert [thread.startswith("foretoken-reader_") for thread in threads] == [False, True]
 

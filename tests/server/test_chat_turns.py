@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asking import answer
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -34,9 +35,8 @@ TWO = {"role": "assistant", "content": "so", "tool_calls": [call("1", "f"), call
 def prompt_of(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
     def prompt(template: str, *messages: Any) -> str:
         monkeypatch.setattr(fake.tokenizer, "chat_template", template)
-        response = client.post("/v1/chat/completions", json={"messages": [USER, *messages]})
-        assert response.status_code == 200, response.text
-        return str(fake.tokenizer.decode(fake.calls[-1].prompt))
+        answer(client, "/v1/chat/completions", {"messages": [USER, *messages]})
+        return fake.prompt()
 
     return prompt
 

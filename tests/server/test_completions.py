@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from asking import chunks
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -11,11 +11,7 @@ ROUTE = "/v1/completions"
 
 
 def stream(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    response = client.post(ROUTE, json={"prompt": "Say", "stream": True} | fields)
-    assert response.status_code == 200, response.text
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return chunks(client, ROUTE, {"prompt": "Say"} | fields)
 
 
 def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:

@@ -14,9 +14,7 @@ from transformers.tokenization_utils_base import AddedToken
 
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
-from foretoken.server.app import create_app
 from foretoken.server.chat_format import ChatPrompt
-from foretoken.server.config import ServerConfig
 from foretoken.server.replies import ReplyFormats
 from foretoken.server.tools.request import Offer
 
@@ -39,7 +37,7 @@ SPECIAL = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>
 @pytest.fixture
 def client(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
-    return TestClient(create_app(fake.as_engine(), ServerConfig()))
+    return fake.client()
 
 
 def ask(client: TestClient, **fields: Any) -> dict[str, Any]:
@@ -79,7 +77,7 @@ def test_earlier_thoughts_and_calls_go_back_through_the_template(client: TestCli
         {"role": "tool", "content": "Sun", "tool_call_id": "c"},
     ]
     ask(client, messages=messages, tools=[TOOL])
-    prompt = str(fake.tokenizer.decode(fake.calls[-1].prompt))
+    prompt = fake.prompt()
     assert prompt.endswith(
         "<|start|>assistant<|channel|>analysis<|message|>Hm\nFirst<|end|><|start|>assistant to=functions.weather<|channel|>commentary json"
         '<|message|>{"city": "Rome"}<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>Sun<|end|>'

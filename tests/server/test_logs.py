@@ -7,8 +7,6 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.logs import OneLineFormatter, request_line
 
 CHAT = {"messages": [{"role": "user", "content": "a secret of the user's"}]}
@@ -79,7 +77,7 @@ def test_what_was_refused_has_a_line_without_tokens(client: TestClient, caplog: 
 
 
 def test_what_the_door_refuses_is_told_under_its_route(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",), max_body_bytes=100)))
+    client = fake.client(api_keys=("k",), max_body_bytes=100)
     client.post("/v1/chat/completions", json=CHAT)
     client.get("/v1/models/a/secret-name", headers={"Authorization": "Bearer wrong"})
     client.post("/v1/completions", json={"prompt": "a" * 200}, headers={"Authorization": "Bearer k"})
@@ -105,8 +103,7 @@ def test_nothing_that_a_client_wrote_is_logged(client: TestClient, caplog: pytes
 
 
 def test_a_model_name_with_spaces_stays_one_value(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    config = ServerConfig(served_model_names=('my "best" model=1',))
-    TestClient(create_app(fake.as_engine(), config)).post("/v1/chat/completions", json=CHAT)
+    fake.client(served_model_names=('my "best" model=1',)).post("/v1/chat/completions", json=CHAT)
     assert lines(caplog)[0]["model"] == 'my "best" model=1'
 
 

@@ -14,8 +14,6 @@ from starlette.testclient import TestClient
 
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.request import SamplingParams
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.openapi import OPERATIONS
 from foretoken.server.openapi_answers import ANSWERS
 from foretoken.server.openapi_requests import LIMITS, request_schemas
@@ -64,7 +62,7 @@ def check(described: dict[str, Any], name: str, value: Any) -> None:
 
 
 def test_it_lists_the_routes_that_there_are(fake: FakeEngine, described: dict[str, Any]) -> None:
-    app = create_app(fake.as_engine(), ServerConfig())
+    app = fake.app()
     there = {
         (route.path.replace(":path}", "}"), method.lower())
         for route in app.routes
@@ -208,7 +206,7 @@ def test_shorthands_are_described_and_taken(client: TestClient, described: dict[
 
 
 def test_a_server_with_keys_says_so(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",))))
+    client = fake.client(api_keys=("k",))
     assert client.get("/openapi.json").status_code == 401
     described = client.get("/openapi.json", headers={"Authorization": "Bearer k"}).json()
     assert described["paths"]["/v1/models"]["get"]["security"] == [{"key": []}] and described["paths"]["/health"]["get"]["security"] == []

@@ -13,8 +13,6 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.page import INLINE, MEDIA_TYPES, PAGE_FILES, STATIC
 
 ROOT = Path(__file__).parent.parent.parent
@@ -70,7 +68,7 @@ def test_only_the_pages_own_files_can_be_asked_for(client: TestClient) -> None:
 
 
 def test_the_page_needs_no_key_and_the_api_does(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("secret",))))
+    client = fake.client(api_keys=("secret",))
     for address in PAGE_FILES:
         assert client.get(address).status_code == 200, address
     assert client.get("/v1/models").status_code == 401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from asking import answer, chunks
 from real_app import real_app
 from starlette.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -50,16 +50,11 @@ def reference(tiny_target: Path) -> Reference:
 
 
 def choice(client: TestClient, route: str = ROUTE, **fields: Any) -> dict[str, Any]:
-    response = client.post(route, json=fields)
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]
+    return answer(client, route, fields)["choices"][0]
 
 
 def parts(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    response = client.post(ROUTE, json=fields | {"stream": True})
-    assert response.status_code == 200, response.text
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    return [chunk for event in events[:-1] for chunk in json.loads(event)["choices"]]
+    return [choice for chunk in chunks(client, ROUTE, fields) for choice in chunk["choices"]]
 
 
 @pytest.mark.parametrize("round", ["cold", "warm"])
@@ -175,8 +170,7 @@ def test_those_of_a_prompt_are_written_where_no_stream_waits_for_it(
 def test_a_chat_streams_its_tokens(client: TestClient) -> None:
     asked = CHAT | {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     expected = client.post(CHAT_ROUTE, json=asked).json()
-    events = client.post(CHAT_ROUTE, json=asked | {"stream": True}).text.split("\n\n")[:-2]
-    choices = [choice for event in events for choice in json.loads(event.removeprefix("data: "))["choices"]]
+    choices = [choice for chunk in chunks(client, CHAT_ROUTE, asked) for choice in chunk["choices"]]
     assert choices[0]["prompt_token_ids"] == expected["prompt_token_ids"]
     told = [token for choice in choices for token in choice["token_ids"]]
     assert told == expected["choices"][0]["token_ids"] and len(told) == 9

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from asking import refusal
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -16,12 +17,6 @@ JSON = {"Content-Type": "application/json"}
 
 def chat(**fields: Any) -> ChatRequest:
     return ChatRequest.model_validate_json(json.dumps(CHAT | fields))
-
-
-def refusal(client: TestClient, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(route, json=body)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
 
 
 def test_fields_become_sampling_params() -> None:

@@ -17,8 +17,6 @@ from starlette.testclient import TestClient
 from foretoken.engine.prompt_logprobs import PromptLogprobs
 from foretoken.engine.request import SamplingParams, TokenDelta, TokenLogprobs
 from foretoken.server import json_answer, streaming
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.generation import Generation
 from foretoken.server.schemas import StreamOptions
 from foretoken.server.streaming import Chunks
@@ -30,7 +28,7 @@ def exchange(
     fake: FakeEngine, body: dict[str, Any], *, app: FastAPI | None = None, leaves_after_s: float | None = None, leaves_at_once: bool = False
 ) -> list[dict[str, Any]]:
     """One POST /v1/chat/completions: what was sent to a client that leaves with its request, or once the engine works."""
-    app, sent = app or create_app(fake.as_engine(), ServerConfig()), []
+    app, sent = app or fake.app(), []
 
     async def run() -> None:
         messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -123,7 +121,7 @@ def test_a_long_wait_is_filled_with_comments(fake: FakeEngine, monkeypatch: pyte
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_its_answer_has_begun_is_counted(fake: FakeEngine, stream: bool) -> None:
     """Nothing of the answer has run yet, and still every choice is closed and reported."""
-    app = create_app(fake.as_engine(), ServerConfig())
+    app = fake.app()
     exchange(fake, CHAT | {"stream": stream, "n": 3}, app=app, leaves_at_once=True)
     assert len(fake.calls) == 1
     assert 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 3.0' in TestClient(app).get("/metrics").text
@@ -133,7 +131,7 @@ def test_a_client_that_leaves_before_its_answer_has_begun_is_counted(fake: FakeE
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_fails(fake: FakeEngine, prompts: list[str], stream: bool) -> None:
     fake.stuck = True
-    app = create_app(fake.as_engine(), ServerConfig(request_timeout_s=0.05))
+    app = fake.app(request_timeout_s=0.05)
     answer = TestClient(app).post("/v1/completions", json={"prompt": prompts, "stream": stream})
     assert answer.status_code == (200 if stream else 504)
     body = answer.text.splitlines()[0].removeprefix("data: ") if stream else answer.text

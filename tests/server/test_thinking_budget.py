@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import answer, chunks, refusal
 from real_app import real_app
 from starlette.testclient import TestClient
 from tiny_models import CHAT_TEMPLATE
 from transformers import AutoTokenizer
 
+ROUTE = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "temperature": 0, "seed": 1}
 SCHEMA = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
@@ -32,9 +34,7 @@ def client(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def ask(client: TestClient, **fields: Any) -> dict[str, Any]:
-    response = client.post("/v1/chat/completions", json=CHAT | fields)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, ROUTE, CHAT | fields)
 
 
 def num_reasoning(body: dict[str, Any]) -> int:
@@ -75,9 +75,7 @@ def test_a_stream_says_the_same(client: TestClient) -> None:
     asked = {"thinking_token_budget": 9, "response_format": FORM, "return_token_ids": True}
     body = ask(client, **asked)
     whole = body["choices"][0]["message"]
-    response = client.post("/v1/chat/completions", json=CHAT | asked | {"stream": True})
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
+    choices = [choice for chunk in chunks(client, ROUTE, CHAT | asked) for choice in chunk["choices"]]
     assert choices[0]["prompt_token_ids"] == body["prompt_token_ids"]
     assert [token for choice in choices for token in choice["token_ids"]] == body["choices"][0]["token_ids"]
     deltas = [choice["delta"] for choice in choices]
@@ -89,5 +87,4 @@ def test_a_stream_says_the_same(client: TestClient) -> None:
     "fields", [{"thinking_token_budget": -2}, {"thinking_token_budget": "5"}, {"reasoning": {"max_tokens": -1}}, {"reasoning": 1}]
 )
 def test_what_is_no_budget_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
-    response = client.post("/v1/chat/completions", json=CHAT | fields)
-    assert response.status_code == 400 and response.json()["error"]["param"].startswith(next(iter(fields)))
+    assert refusal(client, ROUTE, CHAT | fields)["param"].startswith(next(iter(fields)))

@@ -4,9 +4,6 @@ from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from tiny_models import CHAT_TEMPLATE, END
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
-
 
 def test_the_tokenizer_is_described_without_paths(client: TestClient, fake: FakeEngine) -> None:
     answer = client.get("/tokenizer_info")
@@ -20,6 +17,6 @@ def test_the_tokenizer_is_described_without_paths(client: TestClient, fake: Fake
 
 
 def test_it_wants_the_key(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("k",))))
+    client = fake.client(api_keys=("k",))
     assert client.get("/tokenizer_info").status_code == 401
     assert client.get("/tokenizer_info", headers={"Authorization": "Bearer k"}).status_code == 200

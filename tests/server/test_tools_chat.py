@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import asking
 import pytest
+from asking import answer, chunks
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.request import FinishReason
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
 
 ROUTE = "/v1/chat/completions"
@@ -44,31 +44,19 @@ def hermes(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 def client_of(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, template: str, **settings: Any) -> TestClient:
     monkeypatch.setattr(fake.tokenizer, "chat_template", template)
-    return TestClient(create_app(fake.as_engine(), ServerConfig(**settings)))
+    return fake.client(**settings)
 
 
 def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
-    response = client.post(ROUTE, json={"messages": MESSAGES} | fields)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, ROUTE, {"messages": MESSAGES} | fields)
 
 
 def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    response = client.post(ROUTE, json={"messages": MESSAGES, "stream": True} | fields)
-    assert response.status_code == 200, response.text
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
+    return chunks(client, ROUTE, {"messages": MESSAGES} | fields)
 
 
 def refusal(client: TestClient, **fields: Any) -> dict[str, Any]:
-    response = client.post(ROUTE, json={"messages": MESSAGES} | fields)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
-
-
-def prompt(fake: FakeEngine) -> str:
-    return str(fake.tokenizer.decode(fake.calls[-1].prompt))
+    return asking.refusal(client, ROUTE, {"messages": MESSAGES} | fields)
 
 
 def test_calls_of_a_whole_answer(hermes: TestClient, fake: FakeEngine) -> None:
@@ -165,7 +153,7 @@ def test_parallel_calls_can_be_declined(hermes: TestClient, fake: FakeEngine) ->
 
 def test_the_template_gets_the_tools(hermes: TestClient, fake: FakeEngine) -> None:
     whole(hermes, tools=TOOLS)
-    offered, _, rest = prompt(fake).partition("<tool_call>")
+    offered, _, rest = fake.prompt().partition("<tool_call>")
     weather = {"name": "weather", "description": "Of a city", "parameters": {"type": "object", "properties": {}}}
     assert json.loads(offered) == [{"type": "function", "function": weather}, tool("time")] and rest == "<|user|>Hi<|end|><|assistant|>"
 
@@ -173,13 +161,13 @@ def test_the_template_gets_the_tools(hermes: TestClient, fake: FakeEngine) -> No
 def test_none_means_that_the_model_hears_of_no_tools(hermes: TestClient, fake: FakeEngine) -> None:
     fake.reply = CALLS
     message = whole(hermes, tools=TOOLS, tool_choice="none")["choices"][0]["message"]
-    assert message["content"] == CALLS and "tool_calls" not in message and prompt(fake).startswith("<|user|>")
+    assert message["content"] == CALLS and "tool_calls" not in message and fake.prompt().startswith("<|user|>")
 
 
 def test_allowed_tools_are_those_the_model_hears_of(hermes: TestClient, fake: FakeEngine) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "time"}}]}
     whole(hermes, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    assert json.loads(prompt(fake).partition("<tool_call>")[0]) == [tool("time")] and fake.calls[-1].params.grammar is None
+    assert json.loads(fake.prompt().partition("<tool_call>")[0]) == [tool("time")] and fake.calls[-1].params.grammar is None
 
 
 @pytest.mark.parametrize(
@@ -213,10 +201,10 @@ def test_a_conversation_with_calls_and_results(hermes: TestClient, fake: FakeEng
     ]
     whole(hermes, messages=messages)
     rest = '<|end|><|tool|>Sunny=call_1<|end|><|assistant|>'
-    assert prompt(fake) == '<|user|>Hi<|end|><|assistant|>~Hm~weather({"city": "Paris"})' + rest
+    assert fake.prompt() == '<|user|>Hi<|end|><|assistant|>~Hm~weather({"city": "Paris"})' + rest
     call["function"]["arguments"] = "no JSON"  # a model may have written it
     whole(hermes, messages=messages)
-    assert prompt(fake).endswith('weather("no JSON")' + rest)
+    assert fake.prompt().endswith('weather("no JSON")' + rest)
 
 
 def test_arguments_stay_as_written_where_the_template_takes_text(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +212,7 @@ def test_arguments_stay_as_written_where_the_template_takes_text(fake: FakeEngin
     client = client_of(fake, monkeypatch, template + "{% endif %}{% endfor %}{% endfor %}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a" :1}'}}
     whole(client, messages=[{"role": "assistant", "tool_calls": [call]}])
-    assert prompt(fake) == '{"a" :1}'
+    assert fake.prompt() == '{"a" :1}'
 
 
 @pytest.mark.parametrize(
@@ -305,7 +293,7 @@ def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_t
     message = whole(client, tools=TOOLS)["choices"][0]["message"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
     whole(client, messages=[*MESSAGES, message, *results])
-    assert prompt(fake).endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
+    assert fake.prompt().endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
 
 
 KIMI = (
@@ -326,7 +314,7 @@ def test_kimi_sees_the_ids_again_that_it_wrote(fake: FakeEngine, monkeypatch: py
     calls = [call for chunk in streamed(client, tools=TOOLS) for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [call["id"] for call in calls if "id" in call] == ["functions.time:3", "functions.time:4"]
     whole(client, messages=[*MESSAGES, message, {"role": "tool", "tool_call_id": "functions.time:4", "content": "x"}])
-    assert f"{fake.reply}<|end|><|tool|>x## Return of functions.time:4" in prompt(fake)
+    assert f"{fake.reply}<|end|><|tool|>x## Return of functions.time:4" in fake.prompt()
     fake.reply = section % (call % 0 * 2)
     first, second = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
     assert first["id"] == "functions.time:0" and second["id"].startswith("call_"), "a result tells which call it is of"
@@ -345,11 +333,11 @@ def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeE
     for system in ([], [{"role": "system", "content": "Be brief"}]):
         (call,) = whole(client, messages=[*system, *MESSAGES], tools=TOOLS[1:])["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "time", "arguments": "{}"}
-        offered = prompt(fake).split("<|tool|>")[1].split("<|/tool|>")[0]
+        offered = fake.prompt().split("<|tool|>")[1].split("<|/tool|>")[0]
         assert json.loads(offered) == [TOOLS[1]["function"]]
-        assert prompt(fake).startswith("<|system|>Be brief<|tool|>" if system else "<|system|>You are")
+        assert fake.prompt().startswith("<|system|>Be brief<|tool|>" if system else "<|system|>You are")
     whole(client)
-    assert "<|tool|>" not in prompt(fake)
+    assert "<|tool|>" not in fake.prompt()
 
 
 def test_special_tokens_that_mark_calls_are_asked_for(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

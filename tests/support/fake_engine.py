@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from fastapi import FastAPI
+from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.intake import Intake
@@ -15,6 +17,8 @@ from foretoken.engine.policy.base import BATCH_SIZE
 from foretoken.engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
 from foretoken.engine.stats import EngineStats, ProposerStats
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig, Typical
+from foretoken.server.app import create_app
+from foretoken.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from foretoken.engine.async_engine import AsyncEngine
@@ -129,8 +133,19 @@ class FakeEngine:
                 )
         return deltas
 
+    def prompt(self, call: int = -1) -> str:
+        """What the model was given."""
+        return str(self.tokenizer.decode(self.calls[call].prompt))
+
     def as_engine(self) -> AsyncEngine:
         return cast("AsyncEngine", self)
+
+    def app(self, **settings: Any) -> FastAPI:
+        """settings: ServerConfig's."""
+        return create_app(self.as_engine(), ServerConfig(**settings))
+
+    def client(self, **settings: Any) -> TestClient:
+        return TestClient(self.app(**settings))
 
 
 class FakeStream:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fake_engine import FakeEngine
+import asking
+from asking import answer
 from starlette.testclient import TestClient
 
 TEMPLATE = (
@@ -21,15 +22,11 @@ Event = dict[str, Any]
 
 
 def create(api: TestClient, input: Any = "Hi", **fields: Any) -> dict[str, Any]:
-    response = api.post("/v1/responses", json={"input": input} | fields)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(api, "/v1/responses", {"input": input} | fields)
 
 
 def refusal(api: TestClient, input: Any = "Hi", **fields: Any) -> dict[str, Any]:
-    response = api.post("/v1/responses", json={"input": input} | fields)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
+    return asking.refusal(api, "/v1/responses", {"input": input} | fields)
 
 
 def events_of(text: str) -> list[Event]:
@@ -51,7 +48,3 @@ def stream(api: TestClient, input: Any = "Hi", **fields: Any) -> list[Event]:
 
 def function(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}} | more
-
-
-def prompt(fake: FakeEngine) -> str:
-    return str(fake.tokenizer.decode(fake.calls[-1].prompt))

@@ -8,9 +8,6 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
-
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning %}~{{ m.reasoning }}~{% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
@@ -23,7 +20,7 @@ CALL = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Kö
 @pytest.fixture
 def client(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
-    return TestClient(create_app(fake.as_engine(), ServerConfig()))
+    return fake.client()
 
 
 def post(client: TestClient, messages: list[dict[str, Any]], **fields: Any) -> Any:
@@ -33,7 +30,7 @@ def post(client: TestClient, messages: list[dict[str, Any]], **fields: Any) -> A
 def prompt(client: TestClient, fake: FakeEngine, messages: list[dict[str, Any]], **fields: Any) -> str:
     answer = post(client, messages, **fields)
     assert answer.status_code == 200, answer.text
-    return str(fake.tokenizer.decode(fake.calls[-1].prompt))
+    return fake.prompt()
 
 
 def user(*content: Any) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.engine.errors import EngineDead, QueueFull, RequestFailed
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 ROUTE = "/v1/messages"
 ASK = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
@@ -59,7 +57,7 @@ def test_a_failure_on_the_way_is_an_event(client: TestClient, fake: FakeEngine) 
 
 
 def test_refusals_of_all_layers(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(max_body_bytes=100)))
+    client = fake.client(max_body_bytes=100)
     assert error(client.post(ROUTE, json=ASK | {"model": "other", "max_tokens": 1}), 404)["type"] == "not_found_error"
     assert error(client.post(ROUTE, json=ASK | {"system": "a" * 100}), 413)["type"] == "request_too_large"
     assert error(client.post(ROUTE, content="{", headers={"Content-Type": "application/json"}), 400)["type"] == "invalid_request_error"
@@ -71,7 +69,7 @@ def test_refusals_of_all_layers(fake: FakeEngine) -> None:
 
 
 def test_a_key_may_come_as_anthropics_clients_send_it(fake: FakeEngine) -> None:
-    client = TestClient(create_app(fake.as_engine(), ServerConfig(api_keys=("first", "second"))))
+    client = fake.client(api_keys=("first", "second"))
     assert error(client.post(ROUTE, json=ASK), 401)["type"] == "authentication_error"
     assert error(client.post(ROUTE, json=ASK, headers={"x-api-key": "third"}), 401)["type"] == "authentication_error"
     wrong = {"x-api-key": "first", "Authorization": "Bearer third"}  # the bearer's word counts

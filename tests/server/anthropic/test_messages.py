@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from asking import answer
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
-
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 ROUTE = "/v1/messages"
 ASK = {"model": "tiny", "max_tokens": 40, "messages": [{"role": "user", "content": "Hi"}]}
@@ -31,13 +29,11 @@ CALLS = (
 @pytest.fixture
 def hermes(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     monkeypatch.setattr(fake.tokenizer, "chat_template", HERMES)
-    return TestClient(create_app(fake.as_engine(), ServerConfig()))
+    return fake.client()
 
 
 def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
-    response = client.post(ROUTE, json=ASK | fields)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, ROUTE, ASK | fields)
 
 
 def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
@@ -154,7 +150,7 @@ def test_calls_of_tools_are_blocks(hermes: TestClient, fake: FakeEngine) -> None
     assert without_ids(body["content"]) == expected
     events = streamed(hermes, tools=TOOLS)
     assert without_ids(joined(events)) == expected and events[-2]["delta"]["stop_reason"] == "tool_use"
-    prompt = str(fake.tokenizer.decode(fake.calls[0].prompt))
+    prompt = fake.prompt(0)
     assert prompt.startswith('[{"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters":')
 
 
@@ -176,7 +172,7 @@ def test_one_call_only_where_parallel_ones_are_disabled(hermes: TestClient, fake
 def test_tool_choice(hermes: TestClient, fake: FakeEngine, choice: dict[str, Any], constrained: bool, told: list[str]) -> None:
     whole(hermes, tools=TOOLS, tool_choice=choice)
     assert (fake.calls[0].params.grammar is not None) is constrained
-    prompt = fake.tokenizer.decode(fake.calls[0].prompt)
+    prompt = fake.prompt(0)
     assert [name for name in ("weather", "time") if f'"name": "{name}"' in prompt] == told
 
 
@@ -193,7 +189,7 @@ def test_thinking_is_shown_to_those_who_ask_for_it(hermes: TestClient, fake: Fak
     body = whole(hermes, **asked)
     assert body["content"] == expected and joined(streamed(hermes, **asked)) == expected
     assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
-    assert str(fake.tokenizer.decode(fake.calls[0].prompt)).endswith("<think>\n")
+    assert fake.prompt(0).endswith("<think>\n")
     assert fake.calls[0].params.thinking.max_tokens == 100
     for display in ("summarized", "updates"):  # the second is what Claude Code wants where another program reads its output
         assert whole(hermes, max_tokens=200, thinking={"type": "adaptive", "display": display})["content"] == expected
@@ -204,7 +200,7 @@ def test_thinking_is_shown_to_those_who_ask_for_it(hermes: TestClient, fake: Fak
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
 def test_thinking_is_off_by_default(hermes: TestClient, fake: FakeEngine, thinking: object) -> None:
     assert whole(hermes, thinking=thinking)["content"] == [{"type": "text", "text": fake.reply}]
-    assert str(fake.tokenizer.decode(fake.calls[0].prompt)).endswith("<think></think>")
+    assert fake.prompt(0).endswith("<think></think>")
     assert fake.calls[0].params.thinking.max_tokens == 0
 
 

@@ -10,9 +10,6 @@ from fake_engine import FakeEngine
 from responses_api import TEMPLATE
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
-
 
 @pytest.fixture
 def serve(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestClient]]:
@@ -21,7 +18,7 @@ def serve(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     clients: list[TestClient] = []
 
     def start(**settings: Any) -> TestClient:
-        clients.append(TestClient(create_app(fake.as_engine(), ServerConfig(**settings))))
+        clients.append(fake.client(**settings))
         return clients[-1].__enter__()
 
     yield start

@@ -12,8 +12,6 @@ from fake_engine import FakeEngine
 from responses_api import create, events_of, refusal, stream
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.responses import background
 
 PATH = "/v1/responses"
@@ -98,12 +96,12 @@ def test_events_take_bounded_memory(api: TestClient, monkeypatch: pytest.MonkeyP
 
 
 def test_a_servers_end_is_told_after_a_restart(fake: FakeEngine, tmp_path: Path) -> None:
-    config = ServerConfig(response_store=str(tmp_path / "store"))
+    store = str(tmp_path / "store")
     fake.stuck = True
-    with TestClient(create_app(fake.as_engine(), config)) as api:
+    with fake.client(response_store=store) as api:
         id = create(api, background=True)["id"]
     assert fake.num_open == 0
-    with TestClient(create_app(fake.as_engine(), config)) as api:
+    with fake.client(response_store=store) as api:
         told = api.get(f"{PATH}/{id}").json()
     assert told["status"] == "failed" and "ended" in told["error"]["message"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 from openai.types.responses import Response
-from responses_api import create, function, prompt, refusal
+from responses_api import create, function, refusal
 from starlette.testclient import TestClient
 
 CALLS = 'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n<tool_call>\n{"name": "time"}\n</tool_call>'
@@ -50,7 +50,7 @@ def test_the_items_become_one_conversation(api: TestClient, fake: FakeEngine) ->
         {"type": "message", "role": "user", "content": "ok"},
     ]  # fmt: skip
     create(api, items, instructions="I")
-    assert prompt(fake) == (
+    assert fake.prompt() == (
         '<|system|>I<|end|><|system|>D<|end|><|user|>one\ntwo<|end|><|assistant|>~hm~soweather({"city": "Rome"})time({})<|end|>'
         "<|tool|>noon=c2<|end|><|tool|>sun=c1<|end|><|user|>ok<|end|><|assistant|><think></think>"
     )
@@ -65,12 +65,12 @@ def test_tools_and_their_choice(api: TestClient, fake: FakeEngine) -> None:
     assert first["status"] == "completed" and first["id"].startswith("fc_")
     assert (second["name"], second["arguments"]) == ("time", "{}") and first["call_id"] != second["call_id"]
     assert told["tools"][0]["strict"] is True and told["tool_choice"] == "auto"
-    assert '"name": "weather"' in prompt(fake) and '"function": {' in prompt(fake)
+    assert '"name": "weather"' in fake.prompt() and '"function": {' in fake.prompt()
     named: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "time"}]}
     assert create(api, tools=[function("weather"), function("time")], tool_choice=named)["tool_choice"] == named
-    assert "weather" not in prompt(fake)
+    assert "weather" not in fake.prompt()
     create(api, tools=[function("weather"), function("time")], tool_choice={"type": "function", "name": "time"}, parallel_tool_calls=False)
-    assert "weather" not in prompt(fake) and fake.calls[-1].params.grammar is not None
+    assert "weather" not in fake.prompt() and fake.calls[-1].params.grammar is not None
 
 
 def test_functions_in_a_namespace(api: TestClient, fake: FakeEngine) -> None:
@@ -82,14 +82,14 @@ def test_functions_in_a_namespace(api: TestClient, fake: FakeEngine) -> None:
     first, second = told["output"]
     assert (first["namespace"], first["name"], second["name"]) == ("crm", "find", "find") and "namespace" not in second
     assert Response.model_validate(told) and told["tools"] == tools
-    assert '"name": "crm.add"' in prompt(fake) and prompt(fake).count("Customers") == 1 and "Customers\\n\\nOne" in prompt(fake)
+    assert '"name": "crm.add"' in fake.prompt() and fake.prompt().count("Customers") == 1 and "Customers\\n\\nOne" in fake.prompt()
     results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"} for call in told["output"]]
     create(api, results, previous_response_id=told["id"], tools=tools)
-    assert "crm.find({})find({})" in prompt(fake)
+    assert "crm.find({})find({})" in fake.prompt()
     create(api, [{"role": "user", "content": "Hi"}, *told["output"], *results], tools=tools)
     assert fake.calls[-1].prompt == fake.calls[-2].prompt
     create(api, tools=tools, tool_choice={"type": "function", "name": "crm.add"})
-    assert fake.calls[-1].params.grammar is not None and "crm.add" in prompt(fake) and "crm.find" not in prompt(fake)
+    assert fake.calls[-1].params.grammar is not None and "crm.add" in fake.prompt() and "crm.find" not in fake.prompt()
 
 
 def test_reasoning_comes_as_an_item_of_its_own(api: TestClient, fake: FakeEngine) -> None:
@@ -135,12 +135,12 @@ def test_a_conversation_goes_on(api: TestClient, fake: FakeEngine) -> None:
     second = create(api, "two", previous_response_id=first["id"])
     create(api, [{"role": "user", "content": "three"}], previous_response_id=second["id"], instructions="J")
     said = f"{fake.reply}<|end|>"
-    assert prompt(fake) == (
+    assert fake.prompt() == (
         f"<|system|>J<|end|><|user|>one<|end|><|assistant|>{said}<|user|>two<|end|><|assistant|>{said}"
         "<|user|>three<|end|><|assistant|><think></think>"
     )
     create(api, "two", previous_response_id=first["id"])  # from the first one another way
-    assert prompt(fake).count("<|user|>") == 2 and "<|system|>" not in prompt(fake)
+    assert fake.prompt().count("<|user|>") == 2 and "<|system|>" not in fake.prompt()
 
 
 def test_a_call_is_answered_in_the_next_request(api: TestClient, fake: FakeEngine) -> None:
@@ -149,7 +149,7 @@ def test_a_call_is_answered_in_the_next_request(api: TestClient, fake: FakeEngin
     first = create(api, tools=tools)
     outputs = [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"} for call in first["output"]]
     create(api, outputs, previous_response_id=first["id"], tools=tools)
-    assert prompt(fake).endswith(f"<|tool|>x={first['output'][1]['call_id']}<|end|><|assistant|><think></think>")
+    assert fake.prompt().endswith(f"<|tool|>x={first['output'][1]['call_id']}<|end|><|assistant|><think></think>")
     again = [{"role": "user", "content": "Hi"}, *first["output"], *outputs]  # by hand, as clients do that store nothing
     create(api, again, tools=tools)
     assert fake.calls[-1].prompt == fake.calls[-2].prompt
@@ -179,7 +179,7 @@ def test_truncation_leaves_out_the_oldest_turns(serve: Callable[..., TestClient]
     items = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
     assert refusal(api, items)["code"] == "context_length_exceeded"
     create(api, items, truncation="auto", **{limit: 100})
-    said = prompt(fake)
+    said = fake.prompt()
     assert said.startswith("<|system|>S<|end|><|user|>") and said.endswith("<|user|>last<|end|><|assistant|><think></think>")
     kept = len(fake.calls[-1].prompt)
     assert kept <= room - 100 < kept + len(fake.tokenizer.encode("8" * 120)) + 40

@@ -11,8 +11,6 @@ from fake_engine import FakeEngine
 from responses_api import create, refusal, stream
 from starlette.testclient import TestClient
 
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 from foretoken.server.responses.store import ResponseStore
 
 PATH = "/v1/responses"
@@ -101,10 +99,10 @@ def test_each_key_has_its_own(serve: Callable[..., TestClient]) -> None:
 
 
 def test_a_restart_keeps_the_file(fake: FakeEngine, tmp_path: Path) -> None:
-    config = ServerConfig(response_store=str(tmp_path / "store"))
-    with TestClient(create_app(fake.as_engine(), config)) as api:
+    store = str(tmp_path / "store")
+    with fake.client(response_store=store) as api:
         first = create(api)
-    with TestClient(create_app(fake.as_engine(), config)) as api:
+    with fake.client(response_store=store) as api:
         assert api.get(f"{PATH}/{first['id']}").json() == first
         assert create(api, previous_response_id=first["id"])["previous_response_id"] == first["id"]
 

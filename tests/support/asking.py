@@ -1,0 +1,29 @@
+"""What a client over HTTP does in tests: ask, be refused, read a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.testclient import TestClient
+
+
+def answer(client: TestClient, route: str, body: Mapping[str, Any], status: int = 200) -> dict[str, Any]:
+    response = client.post(route, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def refusal(client: TestClient, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    return answer(client, route, body, 400)["error"]
+
+
+def chunks(client: TestClient, route: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, which must end with [DONE]."""
+    response = client.post(route, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
