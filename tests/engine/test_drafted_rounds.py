@@ -9,13 +9,26 @@ from typing import Any
 
 import pytest
 from fixed_k import fixed
-from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
+from in_rounds import (
+    OPTIONS,
+    PROMPTS,
+    TAKEN,
+    Watch,
+    check_one_that_wants_none,
+    check_up_to_the_end,
+    core_of,
+    drive,
+    fail,
+    generate,
+    params,
+    requests_of,
+    say_the_same,
+)
 from native_only import native_only
 from variants import slow_but
 
 from foretoken import LLM
 from foretoken.engine.core import EngineCore
-from foretoken.engine.plan import RoundsPlan, RoundsVerdict
 from foretoken.engine.policy import drafted_rounds
 from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.request import Request
@@ -31,12 +44,6 @@ K = 4
 def config(tiny_target: Path) -> dict[str, Any]:
     """The target itself in int4: it is right about half of the time."""
     return {"method": "draft_model", "model": str(tiny_target), "quantization": "int4", "num_speculative_tokens": K}
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_target: Path) -> Iterator[LLM]:
-    with LLM(tiny_target, {"method": "off"}, **OPTIONS) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +74,6 @@ def drafter_of(core: EngineCore) -> LearnedProposer:
     return drafter
 
 
-def requests_of(llm: LLM, name: str, settings: dict[str, Any], prompts: list[str] = PROMPTS) -> list[Request]:
-    assert llm._engine is not None
-    tokenizer = llm.get_tokenizer()
-    return [
-        request
-        for i, prompt in enumerate(prompts)
-        for request in llm._engine.intake.requests(f"{name}-{i}", list(tokenizer.encode(prompt)), params(settings), 0.0)
-    ]
-
-
 def counted(llm: LLM) -> list[int]:
     """Drafts, their tokens, those accepted, and these by position."""
     stats = llm.stats()
@@ -103,7 +100,7 @@ def test_what_is_counted_is_the_same(drafting: LLM, watch: Watch, monkeypatch: p
     found: list[Any] = []
     for _ in range(2):
         before = counted(drafting)
-        outputs = drafting.generate(PROMPTS, params(settings), use_tqdm=False)
+        outputs = generate(drafting, PROMPTS, settings)
         told = [output.metrics.speculative_decoding for output in outputs]
         histograms = [(one.num_spec_steps, one.num_draft_tokens, one.acceptance_histogram) for one in told]
         found.append((between(before, counted(drafting)), histograms))
@@ -150,7 +147,7 @@ def test_a_request_that_joins_finds_all_in_order(plain: LLM, drafting: LLM, watc
 
     drive(core, [first], join)
     core.resume()
-    expected = plain.generate(PROMPTS[:3], params({"temperature": 0, "max_tokens": 80}), use_tqdm=False)
+    expected = generate(plain, PROMPTS[:3], {"temperature": 0, "max_tokens": 80})
     for request, output in zip((first, second, third), expected, strict=True):
         assert request.token_ids[request.num_prompt_tokens :] == output.outputs[0].token_ids
     assert {len(plan.rows) for plan, _ in watch.calls} >= {1, 2, 3}
@@ -169,7 +166,7 @@ def test_steps_of_one_pass_in_between(plain: LLM, drafting: LLM, watch: Watch) -
 
     drive(core, [first], join)
     core.resume()
-    expected = plain.generate(PROMPTS[0], params({"seed": 3, "max_tokens": 100}), use_tqdm=False)
+    expected = generate(plain, PROMPTS[:1], {"seed": 3, "max_tokens": 100})
     assert first.token_ids[first.num_prompt_tokens :] == expected[0].outputs[0].token_ids
     assert watch.requests == {first.request_id} and any(len(verdict.tokens) for _, verdict in watch.calls)
 
@@ -186,25 +183,22 @@ def test_an_abort_in_between(plain: LLM, drafting: LLM, watch: Watch) -> None:
     drive(core, made, abort)
     core.resume()
     assert made[0].finish_reason == "abort" and made[1].finish_reason == "length" and watch.calls
-    expected = plain.generate(PROMPTS[1], params({"temperature": 0}), use_tqdm=False)
+    expected = generate(plain, PROMPTS[1:2], {"temperature": 0})
     assert made[1].token_ids[made[1].num_prompt_tokens :] == expected[0].outputs[0].token_ids
 
 
 def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, drafting: LLM, watch: Watch) -> None:
-    each = [params({"temperature": 0, "speculation": {"method": method}}) for method in ("off", "auto")]
-    outputs = drafting.generate(PROMPTS[1:3], each, use_tqdm=False)
-    assert said(outputs) == said(plain.generate(PROMPTS[1:3], each, use_tqdm=False))
-    assert watch.calls and outputs[0].metrics.speculative_decoding.num_draft_tokens == 0
+    check_one_that_wants_none(plain, drafting, watch)
 
 
 def test_a_request_may_limit_its_guesses(drafting: LLM, watch: Watch) -> None:
-    drafting.generate(PROMPTS[1], params({"temperature": 0, "speculation": {"num_speculative_tokens": 2}}), use_tqdm=False)
+    generate(drafting, PROMPTS[1:2], {"temperature": 0, "speculation": {"num_speculative_tokens": 2}})
     drafted = {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts}
     assert max(drafted) == 2
 
 
 def test_who_brings_a_prediction_takes_steps_of_one_pass(plain: LLM, drafting: LLM, watch: Watch) -> None:
-    (before,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
     predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
     assert drafting._engine is not None
     (request,) = drafting._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
@@ -215,7 +209,7 @@ def test_who_brings_a_prediction_takes_steps_of_one_pass(plain: LLM, drafting: L
 
 def test_the_time_of_drafting_is_the_drafters(drafting: LLM, watch: Watch) -> None:
     before = drafting.stats()
-    drafting.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    generate(drafting, PROMPTS, {"temperature": 0})
     after = drafting.stats()
     in_rounds = sum(sum(verdict.draft_seconds) for _, verdict in watch.calls)
     spent = after.proposers[-1].draft_seconds - before.proposers[-1].draft_seconds
@@ -274,14 +268,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
 @pytest.mark.parametrize("longest", [None, 40])
 def test_up_to_the_end_of_the_contexts(tiny_target: Path, config: dict[str, Any], longest: int | None) -> None:
     """The target's, or the drafter's: then it goes on without guesses."""
-    options = OPTIONS | {"max_model_len": 64}
-    each = params({"temperature": 0, "max_tokens": None})
-    limited = config if longest is None else config | {"max_model_len": longest}
-    with LLM(tiny_target, fixed(limited), **options) as llm, LLM(tiny_target, {"method": "off"}, **options) as without:
-        watch = Watch(core_of(llm))
-        answers = llm.generate(PROMPTS, each, use_tqdm=False)
-        assert said(answers) == said(without.generate(PROMPTS, each, use_tqdm=False)) and watch.calls
-        assert {output.outputs[0].finish_reason for output in answers} == {"length"}
+    check_up_to_the_end(tiny_target, fixed(config if longest is None else config | {"max_model_len": longest}))
 
 
 @pytest.mark.parametrize("sampled", [{"draft_sample_method": "probabilistic"}, {"confidence_threshold": 0.5}], ids=str)
@@ -343,17 +330,7 @@ def test_a_drafter_that_is_off_guesses_nowhere(tiny_target: Path, config: dict[s
 def test_a_call_that_fails_costs_nothing_but_time(
     plain: LLM, drafting: LLM, watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = core_of(drafting)
-    assert core.rounds is not None
-    run, failures = core.rounds.run, iter(range(2))
-
-    def broken(plan: RoundsPlan) -> RoundsVerdict:
-        if next(failures, None) is not None:
-            raise RuntimeError("broken")
-        return run(plan)
-
-    monkeypatch.setattr(core.rounds, "run", broken)
-    outputs = drafting.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
-    assert said(outputs) == said(plain.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False))
+    fail(core_of(drafting), monkeypatch, 2)
+    assert say_the_same(drafting, plain, PROMPTS, params({"temperature": 0}))
     assert sum("tried again as one pass" in record.message for record in caplog.records) == 2
-    core.check()
+    core_of(drafting).check()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, params, say_the_same
+from in_rounds import OPTIONS, PROMPTS, TAKEN, Watch, core_of, generate, params, say_the_same
 from native_only import native_only
 
 from foretoken import LLM
@@ -15,21 +15,14 @@ from foretoken.engine.config import SchedulerConfig
 from foretoken.engine.policy import fixed
 
 pytestmark = native_only
-OFF = {"method": "off"}
 
 
 @pytest.fixture(scope="module")
 def one_by_one(tiny_target: Path) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm_options, "LONGEST_UNSEEN_S", 0.0)
-        llm = LLM(tiny_target, OFF, **OPTIONS)
+        llm = LLM(tiny_target, {"method": "off"}, **OPTIONS)
     with llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_target: Path) -> Iterator[LLM]:
-    with LLM(tiny_target, OFF, **OPTIONS) as llm:
         yield llm
 
 
@@ -53,7 +46,7 @@ def test_what_is_said_is_the_same(one_by_one: LLM, plain: LLM, watch: Watch, kin
 
 def test_passes_are_counted_as_steps_without_speculation(plain: LLM, watch: Watch) -> None:
     before = plain.stats()
-    plain.generate(PROMPTS[:1], params({"temperature": 0}), use_tqdm=False)
+    generate(plain, PROMPTS[:1], {"temperature": 0})
     after = plain.stats()
     counts = [dict(stats.steps_with_speculation_off).get("no proposer configured", 0) for stats in (before, after)]
     assert watch.calls and counts[1] - counts[0] == after.num_steps - before.num_steps == 40
@@ -63,6 +56,6 @@ def test_short_passes_and_streams_have_a_step_each(plain: LLM, monkeypatch: pyte
     assert SchedulerConfig().longest_unseen_s == 0, "a server's clients see each token when it comes"
     monkeypatch.setattr(fixed, "SHORTEST_PASS_S", 60.0)
     watch = Watch(core_of(plain))
-    plain.generate(PROMPTS[:2], params({"temperature": 0}), use_tqdm=False)
+    generate(plain, PROMPTS[:2], {"temperature": 0})
     watch.leave()
     assert not watch.calls

@@ -7,21 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said, say_the_same
+from in_rounds import (
+    LOOKUP,
+    OPTIONS,
+    PROMPTS,
+    TAKEN,
+    Watch,
+    check_one_that_wants_none,
+    check_up_to_the_end,
+    core_of,
+    drive,
+    fail,
+    generate,
+    params,
+    requests_of,
+    say_the_same,
+)
 from native_only import native_only
 
 from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
-from foretoken.engine.plan import RoundsPlan, RoundsVerdict
 from foretoken.engine.policy.rounds_choice import RoundsChoice
 
 pytestmark = native_only
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_target: Path) -> Iterator[LLM]:
-    with LLM(tiny_target, {"method": "off"}, **OPTIONS) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +80,16 @@ def test_what_has_to_be_seen_in_between_is_computed_pass_by_pass(plain: LLM, loo
 
 
 def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, looking: LLM, watch: Watch) -> None:
-    each = [params({"temperature": 0, "speculation": {"method": method}}) for method in ("off", "auto")]
-    outputs = looking.generate(PROMPTS[1:3], each, use_tqdm=False)
-    assert said(outputs) == said(plain.generate(PROMPTS[1:3], each, use_tqdm=False))
-    assert watch.calls and outputs[0].metrics.speculative_decoding.num_draft_tokens == 0
+    check_one_that_wants_none(plain, looking, watch)
 
 
 def test_a_request_may_limit_its_guesses(looking: LLM, watch: Watch) -> None:
-    looking.generate(PROMPTS[1], params({"temperature": 0, "speculation": {"num_speculative_tokens": 1}}), use_tqdm=False)
+    generate(looking, PROMPTS[1:2], {"temperature": 0, "speculation": {"num_speculative_tokens": 1}})
     assert {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts} <= {1}
 
 
 def test_predictions_are_counted_as_openai_counts_them(plain: LLM, looking: LLM, watch: Watch) -> None:
-    (before,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
     predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
     assert looking._engine is not None
     (request,) = looking._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
@@ -98,7 +103,7 @@ def test_predictions_are_counted_as_openai_counts_them(plain: LLM, looking: LLM,
 
 def test_the_counts_agree(looking: LLM, watch: Watch) -> None:
     before = looking.stats()
-    outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    outputs = generate(looking, PROMPTS, {"temperature": 0})
     after = looking.stats()
     drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
     assert drafts and after.num_drafts - before.num_drafts >= len(drafts)
@@ -141,14 +146,8 @@ def test_a_cache_that_is_nearly_full(tiny_target: Path, plain: LLM) -> None:
         assert watch.calls
 
 
-def test_up_to_the_end_of_the_context(tiny_target: Path, plain: LLM) -> None:
-    options = OPTIONS | {"max_model_len": 64}
-    each = params({"temperature": 0, "max_tokens": None})
-    with LLM(tiny_target, LOOKUP, **options) as llm, LLM(tiny_target, {"method": "off"}, **options) as without:
-        watch = Watch(core_of(llm))
-        answers = llm.generate(PROMPTS, each, use_tqdm=False)
-        assert said(answers) == said(without.generate(PROMPTS, each, use_tqdm=False)) and watch.calls
-        assert {output.outputs[0].finish_reason for output in answers} == {"length"}
+def test_up_to_the_end_of_the_context(tiny_target: Path) -> None:
+    check_up_to_the_end(tiny_target, LOOKUP)
 
 
 @pytest.mark.parametrize(
@@ -165,32 +164,25 @@ def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[s
     with LLM(tiny_target, config, **OPTIONS) as llm:
         core = core_of(llm)
         watch = None if core.rounds is None else Watch(core)
-        llm.generate(PROMPTS[:2], params({"temperature": 0}), use_tqdm=False)
+        generate(llm, PROMPTS[:2], {"temperature": 0})
         assert watch is None or all(len(plan.rows) == 1 for plan, _ in watch.calls)
 
 
 @pytest.mark.parametrize("num_failing", [2, 1000])
-def test_calls_that_fail_cost_nothing_but_time(tiny_target: Path, plain: LLM, caplog: pytest.LogCaptureFixture, num_failing: int) -> None:
+def test_calls_that_fail_cost_nothing_but_time(
+    tiny_target: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_failing: int
+) -> None:
     """After three in a row there are no more."""
     with LLM(tiny_target, LOOKUP, **OPTIONS) as llm:
-        core, failures = core_of(llm), iter(range(num_failing))
-        assert core.rounds is not None
-        run = core.rounds.run
-
-        def broken(plan: RoundsPlan) -> RoundsVerdict:
-            if next(failures, None) is not None:
-                raise RuntimeError("broken")
-            return run(plan)
-
-        core.rounds.run = broken  # type: ignore[method-assign]
+        fail(core_of(llm), monkeypatch, num_failing)
         assert say_the_same(llm, plain, PROMPTS, params({"temperature": 0}))
         assert sum("tried again as one pass" in record.message for record in caplog.records) == min(num_failing, 3)
         assert sum("steps in rounds are off" in record.message for record in caplog.records) == (num_failing > 3)
-        core.check()
+        core_of(llm).check()
 
 
 def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch: Watch) -> None:
-    (whole,) = plain.generate(PROMPTS[0], params({"seed": 9}), use_tqdm=False)
+    (whole,) = generate(plain, PROMPTS[:1], {"seed": 9})
     answer = whole.outputs[0]
     stop = answer.text[len(answer.text) // 4 :][:3]
     each = params({"seed": 9, "stop": [stop], "prediction": answer.token_ids})
@@ -207,20 +199,14 @@ def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch
 
 def test_an_abort_in_between(looking: LLM, watch: Watch) -> None:
     core = core_of(looking)
-    assert looking._engine is not None
-    made = [
-        request
-        for i, prompt in enumerate(([5, 6, 7] * 4, [9, 8] * 5))
-        for request in looking._engine.intake.requests(f"abort-{i}", prompt, params({"temperature": 0}), 0.0)
-    ]
+    made = requests_of(looking, "abort", {"temperature": 0}, ([5, 6, 7] * 4, [9, 8] * 5))
     drive(core, made, lambda step: step == 1 and core.abort(made[0].request_id))
     assert made[0].finish_reason == "abort" and made[1].finish_reason == "length" and watch.calls
 
 
 def test_somebody_who_waits_ends_the_step(looking: LLM, watch: Watch) -> None:
     core = core_of(looking)
-    assert looking._engine is not None
-    (request,) = looking._engine.intake.requests("interrupted", [5, 6, 7] * 4, params({"temperature": 0}), 0.0)
+    (request,) = requests_of(looking, "interrupted", {"temperature": 0}, [[5, 6, 7] * 4])
 
     def interrupt(step: int) -> None:
         core.interrupt()

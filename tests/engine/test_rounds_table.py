@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, params, said
+from in_rounds import LOOKUP, OPTIONS, PROMPTS, TAKEN, Watch, core_of, drive, generate, params, requests_of, said, say_the_same
 from native_only import native_only
 from ngram_tables import counted, every_token, write
 
@@ -27,15 +27,9 @@ BESIDE = ["ngram, ngram_cache", "ngram_cache"]
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_target: Path) -> Iterator[LLM]:
-    with LLM(tiny_target, {"method": "off"}, **OPTIONS) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
 def cache(plain: LLM, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Something for every token, and what follows longer runs in the first of what the target says."""
-    answers = plain.generate(PROMPTS, params({"temperature": 0, "max_tokens": 30}), use_tqdm=False)
+    answers = generate(plain, PROMPTS, {"temperature": 0, "max_tokens": 30})
     texts = [[*answer.prompt_token_ids, *answer.outputs[0].token_ids] for answer in answers]
     longer = {run: said for run, said in counted(texts, 3).items() if len(run) > 1}
     folder = write(tmp_path_factory.mktemp("cache"), {**every_token(random.Random(0), VOCAB), **longer}, 3, VOCAB)
@@ -91,14 +85,12 @@ def drafts_of(watch: Watch, request_id: str | None = None) -> list[Settled]:
 @pytest.mark.parametrize("kind", TAKEN)
 def test_what_is_said_is_the_same(plain: LLM, looking: LLM, watch: Watch, kind: str) -> None:
     for prompts in (PROMPTS, PROMPTS[:1]):
-        assert said(looking.generate(prompts, params(TAKEN[kind]), use_tqdm=False)) == said(
-            plain.generate(prompts, params(TAKEN[kind]), use_tqdm=False)
-        )
+        assert say_the_same(looking, plain, prompts, params(TAKEN[kind]))
     assert place_of(core_of(looking)) in {draft.proposer for draft in drafts_of(watch)} or kind == "few tokens"
 
 
 def test_what_was_counted_is_guessed_right(looking: LLM, watch: Watch) -> None:
-    looking.generate(PROMPTS, params({"temperature": 0, "max_tokens": 30}), use_tqdm=False)
+    generate(looking, PROMPTS, {"temperature": 0, "max_tokens": 30})
     table = place_of(core_of(looking))
     drafts = [draft for draft in drafts_of(watch) if draft.proposer == table]
     assert sum(draft.accepted for draft in drafts) > 40
@@ -111,7 +103,7 @@ def test_its_guesses_count_under_its_name(looking: LLM, watch: Watch) -> None:
         return {p.name: (p.num_draft_tokens, p.num_accepted_tokens) for p in looking.stats().proposers}
 
     before, of_all = drafted(), looking.stats()
-    outputs = looking.generate(PROMPTS, params({"temperature": 0}), use_tqdm=False)
+    outputs = generate(looking, PROMPTS, {"temperature": 0})
     after, then = drafted(), looking.stats()
     new = {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after}
     drafts = drafts_of(watch)
@@ -142,12 +134,12 @@ def test_who_names_a_method_gets_its_guesses_only(plain: LLM, looking: LLM, watc
 
 def test_k_of_a_request_holds_for_the_table(looking: LLM, watch: Watch) -> None:
     told = {"method": "ngram_cache", "num_speculative_tokens": 2}
-    looking.generate(PROMPTS, params({"temperature": 0, "speculation": told}), use_tqdm=False)
+    generate(looking, PROMPTS, {"temperature": 0, "speculation": told})
     assert max(draft.drafted for draft in drafts_of(watch)) == 2
 
 
 def test_a_prediction_goes_first(plain: LLM, looking: LLM, watch: Watch) -> None:
-    (before,) = plain.generate(PROMPTS[3], params({"seed": 9}), use_tqdm=False)
+    (before,) = generate(plain, PROMPTS[3:4], {"seed": 9})
     settings = params({"seed": 9, "prediction": before.outputs[0].token_ids})
     (after,) = looking.generate(PROMPTS[3], settings, use_tqdm=False)
     assert said([after]) == said([before])
@@ -156,12 +148,7 @@ def test_a_prediction_goes_first(plain: LLM, looking: LLM, watch: Watch) -> None
 
 def test_an_abort_in_between_leaves_nothing(looking: LLM, watch: Watch) -> None:
     core = core_of(looking)
-    assert looking._engine is not None
-    made = [
-        request
-        for i, prompt in enumerate(([5, 6, 7] * 4, [9, 8] * 5))
-        for request in looking._engine.intake.requests(f"abort-{i}", prompt, params({"temperature": 0, "max_tokens": 300}), 0.0)
-    ]
+    made = requests_of(looking, "abort", {"temperature": 0, "max_tokens": 300}, ([5, 6, 7] * 4, [9, 8] * 5))
     kept: list[set[str]] = []
 
     def act(step: int) -> None:
@@ -218,8 +205,7 @@ def test_what_rounds_cannot_ask_keeps_the_engine_out_of_them(
     with LLM(tiny_target, config, **OPTIONS) as llm:
         core = core_of(llm)
         assert core.rounds is None
-        each = params({"temperature": 0})
-        assert said(llm.generate(PROMPTS, each, use_tqdm=False)) == said(plain.generate(PROMPTS, each, use_tqdm=False))
+        assert say_the_same(llm, plain, PROMPTS, params({"temperature": 0}))
         if other == "fixed k":
             assert next(p for p in llm.stats().proposers if p.name == "ngram_cache").num_accepted_tokens > 20
         core.check()

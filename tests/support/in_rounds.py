@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.core import EngineCore
@@ -39,6 +42,16 @@ def say_the_same(one: LLM, other: LLM, prompts: Sequence[str], each: SamplingPar
     return said(one.generate(list(prompts), each, use_tqdm=False)) == said(other.generate(list(prompts), each, use_tqdm=False))
 
 
+def generate(llm: LLM, prompts: list[str], settings: dict[str, Any]) -> list[RequestOutput]:
+    return llm.generate(prompts, params(settings), use_tqdm=False)
+
+
+def requests_of(llm: LLM, name: str, settings: dict[str, Any], prompts: Sequence[str | list[int]] = PROMPTS) -> list[Request]:
+    assert llm._engine is not None
+    tokens = [llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return [one for i, ids in enumerate(tokens) for one in llm._engine.intake.requests(f"{name}-{i}", ids, params(settings), 0.0)]
+
+
 def core_of(llm: LLM) -> EngineCore:
     assert llm._engine is not None
     return llm._engine.core
@@ -72,6 +85,37 @@ class Watch:
         assert self._core.rounds is not None
         self._core.rounds.run = self._run  # type: ignore[method-assign]
         self._core.check()
+
+
+def check_one_that_wants_none(plain: LLM, llm: LLM, watch: Watch) -> None:
+    """A request without guesses beside one with them."""
+    each = [params({"temperature": 0, "speculation": {"method": method}}) for method in ("off", "auto")]
+    outputs = llm.generate(PROMPTS[1:3], each, use_tqdm=False)
+    assert said(outputs) == said(plain.generate(PROMPTS[1:3], each, use_tqdm=False))
+    assert watch.calls and outputs[0].metrics.speculative_decoding.num_draft_tokens == 0
+
+
+def check_up_to_the_end(folder: Path, config: dict[str, Any]) -> None:
+    """All answers reach the end of the context."""
+    options, to_the_end = OPTIONS | {"max_model_len": 64}, {"temperature": 0, "max_tokens": None}
+    with LLM(folder, config, **options) as llm, LLM(folder, {"method": "off"}, **options) as without:
+        watch = Watch(core_of(llm))
+        answers = generate(llm, PROMPTS, to_the_end)
+        assert said(answers) == said(generate(without, PROMPTS, to_the_end)) and watch.calls
+        assert {output.outputs[0].finish_reason for output in answers} == {"length"}
+
+
+def fail(core: EngineCore, patch: pytest.MonkeyPatch, count: int) -> None:
+    """The next calls break, so many of them."""
+    assert core.rounds is not None
+    run, failures = core.rounds.run, iter(range(count))
+
+    def broken(plan: RoundsPlan) -> RoundsVerdict:
+        if next(failures, None) is not None:
+            raise RuntimeError("broken")
+        return run(plan)
+
+    patch.setattr(core.rounds, "run", broken)
 
 
 def drive(core: EngineCore, requests: list[Request], act: Callable[[int], object] = lambda step: None) -> None:
