@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +10,15 @@ from typing import Any, Literal
 import eagle_reference
 import torch
 from block_reference import Reference, Shared, Spec, random_weights
-from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
-from pretended_target import resources
-from safetensors.torch import save_file
+from compared_guesses import ReferencedDrafter
+from pretended_engine import TORCH, Guess
+from pretended_target import resources, save_beside
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
-from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.loading import LoadedProposer
 
 
@@ -308,7 +306,7 @@ PUBLISHED = _published()
 
 
 @dataclass
-class Drafter:
+class Drafter(ReferencedDrafter):
     """A published drafter on disk beside its pretended target, and the reference for it."""
 
     folder: Path
@@ -323,34 +321,22 @@ class Drafter:
     def write(cls, published: Published, folder: Path, **target: Any) -> Drafter:
         spec = published.spec
         pretended = eagle_reference.Target(eagle_reference.Spec(vocab=spec.vocab, target_hidden=spec.target_hidden), **target)
-        drafter, of_target = folder / "drafter", folder / "target"
-        drafter.mkdir(exist_ok=True)
-        of_target.mkdir(exist_ok=True)
         weights = random_weights(spec)
         named = {published.rename(name): tensor for name, tensor in weights.items()}
-        save_file({k: v.contiguous() for k, v in {**named, **published.more}.items()}, drafter / "model.safetensors")
-        (drafter / "config.json").write_text(json.dumps(published.config))
-        tables = {"model.embed_tokens.weight": pretended.embedding, "lm_head.weight": pretended.head}
-        save_file(tables, of_target / "model.safetensors")
+        folders = save_beside(pretended, folder, published.config, {**named, **published.more})
         shared = Shared(
             pretended.embedding, pretended.head, pretended.state, pretended.embed_scale, pretended.logits_scale, pretended.softcap
         )
-        return cls(drafter, of_target, spec, published.method, pretended, Reference(spec, weights, shared))
+        return cls(*folders, spec, published.method, pretended, Reference(spec, weights, shared))
 
     def probs(self, guess: Guess, first: int = 0) -> Tensor:
         return self.reference.probs(guess.text, len(guess.tokens), guess.tokens[:-1], first)
 
-    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
+    def confidences(self, guess: Guess, probs: Tensor) -> Sequence[float]:
         if self.spec.confidence:
             return self.reference.confidences(guess.text, len(guess.tokens), guess.tokens).tolist()
-        return chosen(guess, probs)
+        return super().confidences(guess, probs)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
         given = resources(self.target, self.target_folder, execution, self.bound)
         return dflash.load(BlockConfig(str(self.folder), self.method, **settings), given)
-
-    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        return opened(self.load(execution, **settings), execution, return_probs)
-
-    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
-        return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from plain_networks import PlainNetwork, RandomWeights
 from torch import Tensor
 
 
@@ -66,18 +67,12 @@ class Spec:
 
 
 def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
-    """Everything is random, norms too, so that nothing can be forgotten unnoticed."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-
-    def matrix(name: str, *shape: int, size: float = 1.0) -> None:
-        noise = torch.randn(shape, generator=generator) * size
-        weights[name] = 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+    weights = RandomWeights(seed)
+    matrix = weights.matrix
 
     if spec.fusion:
-        weights[f"{'' if spec.fusion == 'mix first' else 'layer_'}fusion_weights"] = torch.randn(
-            len(spec.causal), len(spec.taps), generator=generator
-        )
+        shares = torch.randn(len(spec.causal), len(spec.taps), generator=weights.generator)
+        weights.tensors[f"{'' if spec.fusion == 'mix first' else 'layer_'}fusion_weights"] = shares
     else:
         matrix("fc.weight", spec.hidden, len(spec.taps) * spec.target_hidden)
     if spec.fusion != "mix first":
@@ -98,9 +93,7 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
             matrix(f"fusion_norms.{i}.weight", spec.hidden)
         for part in "qk":
             matrix(f"{layer}.self_attn.{part}_norm.weight", spec.head_dim)
-        matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
-        matrix(f"{layer}.mlp.up_proj.weight", spec.intermediate, spec.hidden)
-        matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
+        weights.mlp(layer, spec.hidden, spec.intermediate)
         for name in ("attention_conv", "mlp_conv") if spec.conv_taps else ():
             matrix(f"{layer}.{name}.base_kernel", 2, spec.conv_taps, spec.hidden, size=spec.hidden**0.5)
             matrix(f"{layer}.{name}.kernel_projection.weight", 2 * spec.conv_taps * spec.conv_groups, spec.hidden, size=0.5)
@@ -109,10 +102,7 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
     if spec.own_head:
         matrix("lm_head.weight", spec.draft_vocab, spec.hidden, size=2.0)
     if spec.draft_vocab != spec.vocab:
-        some = torch.randperm(spec.vocab, generator=generator)[: spec.draft_vocab].sort().values
-        token_ids = torch.tensor(spec.token_ids) if spec.token_ids else some
-        weights["d2t"] = token_ids - torch.arange(spec.draft_vocab)
-        weights["t2d"] = torch.zeros(spec.vocab, dtype=torch.bool).index_fill_(0, token_ids, True)
+        weights.vocabulary(spec.vocab, spec.draft_vocab, spec.token_ids)
     if spec.markov:
         matrix("markov_head.markov_w1.weight", spec.vocab, spec.rank, size=spec.rank**0.5)
         matrix("markov_head.markov_w2.weight", spec.draft_vocab, spec.rank, size=2.0)
@@ -138,13 +128,11 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
             matrix(f"xpress_head.{name}.weight", spec.refiner, spec.hidden)
         matrix("xpress_head.in_proj.weight", spec.refiner, 3 * spec.refiner)
         matrix("xpress_head.mix.L", spec.refiner, spec.block_size, spec.block_size)
-        for name in ("gate", "up"):
-            matrix(f"xpress_head.mlp.{name}_proj.weight", spec.refiner_mlp, spec.refiner)
-        matrix("xpress_head.mlp.down_proj.weight", spec.refiner, spec.refiner_mlp)
+        weights.mlp("xpress_head", spec.refiner, spec.refiner_mlp)
     if spec.confidence:
         matrix("confidence_head.proj.weight", 1, spec.hidden + (spec.rank if "markov" in spec.confidence else 0))
         matrix("confidence_head.proj.bias", 1)
-    return weights
+    return weights.tensors
 
 
 def _lattice(spec: Spec, matrix: Callable[..., None]) -> None:
@@ -195,11 +183,12 @@ class Shared:
     softcap: float | None = None
 
 
-class Reference:
+class Reference(PlainNetwork):
     """One block filled in, from the text alone."""
 
     def __init__(self, spec: Spec, weights: dict[str, Tensor], shared: Shared) -> None:
-        self.spec, self._w, self._shared = spec, weights, shared
+        super().__init__(weights, spec.eps)
+        self.spec, self._shared = spec, shared
 
     def probs(self, text: Sequence[int], count: int, guesses: Sequence[int] = (), first: int = 0, has_anchor: bool = True) -> Tensor:
         """[n, vocab] distributions of the guesses behind text, n = count or, with a correction, one more than the guesses given.
@@ -218,21 +207,16 @@ class Reference:
         elif self.spec.selector_top:
             logits = torch.stack([self._selected(*place) for place in zip(logits, hidden, [text[-1], *guesses], strict=False)])
         elif self.spec.lattice_top:
-            context = self._context(text, first)
-            logits = Lattice(self.spec, self._w, self._shared).walked(hidden, context[-1] if has_anchor and len(context) else None, guesses)
-        probs = logits.softmax(-1)
-        if "d2t" not in self._w:
-            return probs
-        spread = torch.zeros(len(probs), self.spec.vocab)
-        spread[:, torch.arange(self.spec.draft_vocab) + self._w["d2t"]] = probs
-        return spread
+            context, lattice = self._context(text, first), Lattice(self.spec, self.weights, self._shared)
+            logits = lattice.walked(hidden, context[-1] if has_anchor and len(context) else None, guesses)
+        return self._by_token(logits.softmax(-1), self.spec.vocab)
 
     def confidences(self, text: Sequence[int], count: int, guesses: Sequence[int]) -> Tensor:
         """[len(guesses) + 1], at most count: what the confidence head says of each place."""
         before = torch.tensor([text[-1], *guesses][:count])
         read = self.hidden(text, count)[: len(before)]
         if "markov" in self.spec.confidence:
-            read = torch.cat([read, self._w["markov_head.markov_w1.weight"][before]], -1)
+            read = torch.cat([read, self.weights["markov_head.markov_w1.weight"][before]], -1)
         return self._linear("confidence_head.proj", read)[:, 0].sigmoid()
 
     def hidden(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
@@ -242,7 +226,7 @@ class Reference:
     def _places(self, text: Sequence[int], count: int, first: int) -> Tensor:
         """All of a block, the last known token's own before the others."""
         tokens = torch.tensor([text[-1]] + [self.spec.mask_token] * (count - 1 if self.spec.from_anchor else count))
-        x = self._w["embed_tokens.weight"][tokens] if self.spec.own_embedding else self._shared.embedding[tokens] * self._shared.embed_scale
+        x = self._embedding()[tokens]
         for i in range(len(self.spec.causal)):
             layer = f"layers.{i}"
             x = x + self._around(
@@ -268,16 +252,12 @@ class Reference:
         if self.spec.fusion:
             part = "proj_target" if self.spec.own_keys else "proj"
             states, is_mixed_first = self._states(text, first), self.spec.fusion == "mix first"
-            shares = self._w[f"{'' if is_mixed_first else 'layer_'}fusion_weights"][i].softmax(-1)
+            shares = self.weights[f"{'' if is_mixed_first else 'layer_'}fusion_weights"][i].softmax(-1)
             states = states if is_mixed_first else self._norm("hidden_norm", states)
             context = (states * shares[:, None]).sum(1)
             context = self._norm(f"fusion_norms.{i}", context) if is_mixed_first else context
         context = self._context(text, first) if context is None else context
         return self._linear(f"{name}.k_{part}", context), self._linear(f"{name}.v_{part}", context)
-
-    def _mlp(self, layer: str, y: Tensor) -> Tensor:
-        gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
-        return self._linear(f"{layer}.mlp.down_proj", gated)
 
     def _around(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """With the convolutions of DFlash 2: kernels of both are made of the input before the first."""
@@ -291,17 +271,18 @@ class Reference:
         y = torch.zeros_like(x)
         for i in range(len(x)):
             for tap in range(min(self.spec.conv_taps, i + 1)):
-                y[i] += (self._w[f"{name}.base_kernel"][side, tap] + kernels[i, side, tap].repeat_interleave(group)) * x[i - tap]
+                y[i] += (self.weights[f"{name}.base_kernel"][side, tap] + kernels[i, side, tap].repeat_interleave(group)) * x[i - tap]
         return y
 
     def _selected(self, logits: Tensor, hidden: Tensor, before: int) -> Tensor:
         """[draft_vocab] a place's scores behind the token `before`: candidates get what they have in common with it, others nothing."""
         name = "candidate_selector"
-        if "t2d" in self._w:  # the row of a token, or of the next lower one that there is
-            before = max(0, int(self._w["t2d"][: before + 1].sum()) - 1)
-        context = self._w[f"{name}.predecessor_codebook"][before] * self._linear(f"{name}.hidden_projection", hidden)
+        if "t2d" in self.weights:  # the row of a token, or of the next lower one that there is
+            before = max(0, int(self.weights["t2d"][: before + 1].sum()) - 1)
+        context = self.weights[f"{name}.predecessor_codebook"][before] * self._linear(f"{name}.hidden_projection", hidden)
         best = logits.topk(self.spec.selector_top).indices
-        return torch.full_like(logits, -torch.inf).index_copy(0, best, (logits + self._w[f"{name}.successor_codebook"] @ context)[best])
+        shared = self.weights[f"{name}.successor_codebook"] @ context
+        return torch.full_like(logits, -torch.inf).index_copy(0, best, (logits + shared)[best])
 
     def _attention(self, i: int, x: Tensor, text: Sequence[int], first: int) -> Tensor:
         spec, name = self.spec, f"layers.{i}.self_attn"
@@ -330,16 +311,19 @@ class Reference:
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
+    def _embedding(self) -> Tensor:
+        return self.weights["embed_tokens.weight"] if self.spec.own_embedding else self._shared.embedding * self._shared.embed_scale
+
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.spec.own_head:
-            return hidden @ self._w["lm_head.weight"].T
+            return hidden @ self.weights["lm_head.weight"].T
         logits = hidden @ self._shared.head.T * (self.spec.logits_scale or self._shared.logits_scale)
         cap = self.spec.softcap or self._shared.softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def _biases(self, before: Sequence[int], hidden: Tensor) -> Tensor:
         """[len(before), draft_vocab] of the Markov head, place by place."""
-        w1, w2 = self._w["markov_head.markov_w1.weight"], self._w["markov_head.markov_w2.weight"]
+        w1, w2 = self.weights["markov_head.markov_w1.weight"], self.weights["markov_head.markov_w2.weight"]
         state = torch.zeros(self.spec.rank)
         rows: list[Tensor] = []
         for token, h in zip(before, hidden, strict=False):
@@ -356,8 +340,8 @@ class Reference:
     def _recurrent(self, logits: Tensor, hidden: Tensor, read: Sequence[int]) -> Tensor:
         """Domino's scores of as many places as there are tokens to read, one before each."""
         spec, rows = self.spec, list(logits[: len(read)])
-        embedding = self._w["embed_tokens.weight"] if spec.own_embedding else self._shared.embedding * self._shared.embed_scale
-        given, kept = (self._w[f"prefix_gru.weight_{kind}_l0"].split(spec.gru) for kind in ("ih", "hh"))
+        embedding = self._embedding()
+        given, kept = (self.weights[f"prefix_gru.weight_{kind}_l0"].split(spec.gru) for kind in ("ih", "hh"))
         state = torch.zeros(spec.gru)
         for i in range(len(rows)):
             e = embedding[read[i]]
@@ -381,14 +365,13 @@ class Reference:
             x: list[Tensor] = []
             for k, at in enumerate(of_place):
                 states = self._linear(f"{name}.down_h", h[k]), self._linear(f"{name}.down_g", h.mean(0))
-                x.append(self._linear(f"{name}.in_proj", torch.cat([*states, self._w[f"{name}.w1.weight"][said[at - 1]]])))
+                x.append(self._linear(f"{name}.in_proj", torch.cat([*states, self.weights[f"{name}.w1.weight"][said[at - 1]]])))
             rows: list[Tensor] = []
             for k in range(len(x)):
                 m = x[k].clone()
                 for j in range(k + 1):
-                    m += self._w[f"{name}.mix.L"][:, k, j] * x[j]
-                gated = F.silu(self._linear(f"{name}.mlp.gate_proj", m)) * self._linear(f"{name}.mlp.up_proj", m)
-                rows.append(own[k] + self._linear(f"{name}.w2", m + self._linear(f"{name}.mlp.down_proj", gated)))
+                    m += self.weights[f"{name}.mix.L"][:, k, j] * x[j]
+                rows.append(own[k] + self._linear(f"{name}.w2", m + self._mlp(name, m)))
             refined = torch.stack(rows)
             said = known | {at: self._token(row) for at, row in zip(of_place, refined, strict=True) if at > last}
         return refined
@@ -404,22 +387,15 @@ class Reference:
 
     def _token(self, logits: Tensor) -> int:
         column = int(logits.argmax())
-        return column + int(self._w["d2t"][column]) if "d2t" in self._w else column
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + self.spec.eps).sqrt() * self._w[f"{name}.weight"]
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        y = x @ self._w[f"{name}.weight"].T
-        return y + self._w[f"{name}.bias"] if f"{name}.bias" in self._w else y
+        return column + int(self.weights["d2t"][column]) if "d2t" in self.weights else column
 
 
-class Lattice:
+class Lattice(PlainNetwork):
     """LiLiCorr's head, candidate by candidate."""
 
     def __init__(self, spec: Spec, weights: dict[str, Tensor], shared: Shared) -> None:
+        super().__init__({name.removeprefix("lilicorr."): tensor for name, tensor in weights.items()}, spec.eps)
         self._spec, self._shared = spec, shared
-        self._w = {name.removeprefix("lilicorr."): tensor for name, tensor in weights.items()}
 
     def walked(self, hidden: Tensor, context: Tensor | None, guesses: Sequence[int]) -> Tensor:
         """[len(guesses) + 1, vocab], at most len(hidden): what each place is drawn from behind the guess before it."""
@@ -448,7 +424,7 @@ class Lattice:
 
     def _candidates(self, place: int, h: Tensor) -> list[tuple[int, Tensor]]:
         """Tokens, the best first, and what the transformer reads of each."""
-        spec, head = self._spec, self._w["lm_head.weight"] if self._spec.own_head else self._shared.head
+        spec, head = self._spec, self.weights["lm_head.weight"] if self._spec.own_head else self._shared.head
         log_probs = (head @ h).log_softmax(0)
         tokens = log_probs.argsort(descending=True)[: spec.lattice_top].tolist()
         found: list[tuple[int, Tensor]] = []
@@ -457,16 +433,16 @@ class Lattice:
             share = rank / (spec.lattice_top - 1) if spec.lattice_top > 1 else 0.0
             features = torch.tensor([own, math.exp(own), own - float(log_probs[tokens[0]]), share, float(rank == 0)])
             centred = features - features.mean()
-            features = centred / (centred.pow(2).mean() + 1e-5).sqrt() * self._w["feature_mlp.0.weight"] + self._w["feature_mlp.0.bias"]
+            features = self._norm("feature_mlp.0", centred, 1e-5) + self.weights["feature_mlp.0.bias"]
             x = self._shared.embedding[token]
             x = self._linear("token_proj", x) if spec.lattice_width else x
             x = x + self._linear("pass_hidden_proj", h)
             x = x + self._linear("feature_mlp.3", F.silu(self._linear("feature_mlp.1", features)))
-            found.append((token, x + self._w["slot_embedding"][0, 0, place, 0] + self._w["rank_embedding"][0, 0, 0, rank]))
+            found.append((token, x + self.weights["slot_embedding"][0, 0, place, 0] + self.weights["rank_embedding"][0, 0, 0, rank]))
         return found
 
     def _layer(self, name: str, places: Sequence[int], states: Sequence[Tensor]) -> list[Tensor]:
-        weight, bias = self._w[f"{name}.attn.in_proj_weight"], self._w[f"{name}.attn.in_proj_bias"]
+        weight, bias = self.weights[f"{name}.attn.in_proj_weight"], self.weights[f"{name}.attn.in_proj_bias"]
         parts = [(weight @ self._norm(f"{name}.attn_norm", x) + bias).chunk(3) for x in states]
         made: list[Tensor] = []
         for place, x, (query, _, _) in zip(places, states, parts, strict=True):
@@ -474,8 +450,8 @@ class Lattice:
             for head in range(self._spec.lattice_heads):
                 q = query.chunk(self._spec.lattice_heads)[head]
                 keys, values = (torch.stack([p[of].chunk(self._spec.lattice_heads)[head] for p in parts]) for of in (1, 2))
-                apart = [self._w["relative_slot_bias"][head, place - other + self._spec.block_size - 1] for other in places]
-                same = [self._w["same_slot_bias"][head] * (place == other) for other in places]
+                apart = [self.weights["relative_slot_bias"][head, place - other + self._spec.block_size - 1] for other in places]
+                same = [self.weights["same_slot_bias"][head] * (place == other) for other in places]
                 heads.append((keys @ q / math.sqrt(len(q)) + torch.stack(apart) + torch.stack(same)).softmax(0) @ values)
             x = x + self._linear(f"{name}.attn.out_proj", torch.cat(heads))
             made.append(x + self._linear(f"{name}.mlp.2", F.silu(self._linear(f"{name}.mlp.0", self._norm(f"{name}.mlp_norm", x)))))
@@ -484,9 +460,3 @@ class Lattice:
     def _unit(self, name: str, x: Tensor) -> Tensor:
         y = self._linear(name, x)
         return y / max(float(y.norm()), self._spec.vector_eps)
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return x / (x.pow(2).mean() + self._spec.eps).sqrt() * self._w[f"{name}.weight"]
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return self._w[f"{name}.weight"] @ x + self._w[f"{name}.bias"]

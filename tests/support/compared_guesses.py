@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pytest
-from pretended_engine import Guess, PretendedEngine, at_random, text
+from pretended_engine import TORCH, Guess, PretendedEngine, at_random, block_size, chosen, opened, text
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -17,9 +17,9 @@ from foretoken.proposers.loading import LoadedProposer
 class ReferencedDrafter(Protocol):
     """A drafter on disk beside a pretended target."""
 
+    target: Any
+
     def load(self, execution: Execution = ..., **settings: Any) -> LoadedProposer: ...
-    def open(self, execution: Execution = ..., return_probs: bool = ..., **settings: Any) -> LearnedProposer: ...
-    def run(self, execution: Execution = ..., return_probs: bool = ..., **settings: Any) -> PretendedEngine: ...
 
     def probs(self, guess: Guess, first: int = 0) -> Tensor:
         """[guesses, V] of each guess, given those before it, from the text's states from `first` on."""
@@ -27,7 +27,13 @@ class ReferencedDrafter(Protocol):
 
     def confidences(self, guess: Guess, probs: Tensor) -> Sequence[float]:
         """What the drafter thinks of each guess."""
-        ...
+        return chosen(guess, probs)
+
+    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
+        return opened(self.load(execution, **settings), execution, return_probs)
+
+    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
+        return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))
 
 
 def assert_as_reference(drafter: ReferencedDrafter, guess: Guess, count: int, first: int = 0) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from compared_guesses import ReferencedDrafter
 from eagle_reference import FINAL, Latent, Reference, Spec, Target, random_weights
-from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
-from pretended_target import resources
-from safetensors.torch import save_file
+from pretended_engine import TORCH, Guess
+from pretended_target import resources, save_beside
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
-from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.loading import LoadedProposer
 
 EAGLE1 = Spec(kind="eagle", taps=(FINAL,), own_head=False)
@@ -191,7 +189,7 @@ PUBLISHED = _published()
 
 
 @dataclass
-class Drafter:
+class Drafter(ReferencedDrafter):
     """A published drafter on disk beside its pretended target, and the reference for it."""
 
     folder: Path
@@ -206,31 +204,17 @@ class Drafter:
     def write(cls, published: Published, folder: Path, target: Target | None = None) -> Drafter:
         target = target or Target(published.spec)
         weights = random_weights(published.spec)
-        drafter, of_target = folder / "drafter", folder / "target"
-        drafter.mkdir(exist_ok=True)
-        of_target.mkdir(exist_ok=True)
         named = {published.rename(name): tensor for name, tensor in weights.items() if name not in ("d2t", "t2d", "mask_hidden")}
         kept = {name: tensor for name, tensor in weights.items() if name in ("d2t", "t2d", "mask_hidden")}
-        save_file({k: v.contiguous() for k, v in {**named, **kept, **published.more}.items()}, drafter / "model.safetensors")
-        (drafter / "config.json").write_text(json.dumps(published.config))
-        save_file({"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}, of_target / "model.safetensors")
-        return cls(drafter, of_target, published.spec, target, Reference(published.spec, weights, target))
+        folders = save_beside(target, folder, published.config, {**named, **kept, **published.more})
+        return cls(*folders, published.spec, target, Reference(published.spec, weights, target))
 
     def probs(self, guess: Guess, first: int = 0) -> Tensor:
         if self.spec.parallel:
             return self.reference.parallel_probs(guess.text, len(guess.tokens), first)
         return torch.stack([self.reference.probs(guess.text, guess.tokens[:i], first) for i in range(len(guess.tokens))])
 
-    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
-        return chosen(guess, probs)
-
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
         given = resources(self.target, self.target_folder, execution, self.bound)
         given = replace(given, target=replace(given.target, config=self.target_config))
         return eagle.load(EagleConfig(str(self.folder), **settings), given)
-
-    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        return opened(self.load(execution, **settings), execution, return_probs)
-
-    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
-        return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))

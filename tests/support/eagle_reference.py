@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from plain_networks import PlainNetwork, RandomWeights
 from torch import Tensor
 
 FINAL = -1
@@ -75,13 +76,9 @@ class Spec:
 
 
 def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
-    """Under the names of the `speculators` layout. Everything is random, norms too, so that nothing can be forgotten unnoticed."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-
-    def matrix(name: str, *shape: int) -> None:
-        noise = torch.randn(shape, generator=generator)
-        weights[name] = 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+    """Under the names of the `speculators` layout."""
+    weights = RandomWeights(seed)
+    matrix = weights.matrix
 
     first_width = 2 * spec.hidden if spec.kind == "eagle3" else spec.hidden
     if spec.kind == "eagle":
@@ -112,9 +109,7 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
         for part in ("q", "k") if spec.head_norms else ():
             matrix(f"{layer}.self_attn.{part}_norm.weight", spec.head_dim)
         matrix(f"{layer}.post_attention_layernorm.weight", spec.hidden)
-        matrix(f"{layer}.mlp.gate_proj.weight", spec.intermediate, spec.hidden)
-        matrix(f"{layer}.mlp.up_proj.weight", spec.intermediate, spec.hidden)
-        matrix(f"{layer}.mlp.down_proj.weight", spec.hidden, spec.intermediate)
+        weights.mlp(layer, spec.hidden, spec.intermediate)
     if spec.kind == "eagle3":
         matrix("norm.weight", spec.hidden)
     for head, place in itertools.product(range(spec.further_heads), range(HEAD_DEPTH)):
@@ -125,13 +120,10 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
     if spec.own_head:
         matrix("lm_head.weight", spec.draft_vocab, spec.hidden)
     if spec.draft_vocab != spec.vocab:
-        drawn = torch.randperm(spec.vocab, generator=generator)[: spec.draft_vocab].sort().values
-        token_ids = torch.tensor(spec.token_ids) if spec.token_ids else drawn
-        weights["d2t"] = token_ids - torch.arange(spec.draft_vocab)
-        weights["t2d"] = torch.zeros(spec.vocab, dtype=torch.bool).index_fill_(0, token_ids, True)
+        weights.vocabulary(spec.vocab, spec.draft_vocab, spec.token_ids)
     if spec.parallel:
-        weights["mask_hidden"] = torch.randn(1, 1, spec.state_width, generator=generator)
-    return weights
+        weights.tensors["mask_hidden"] = torch.randn(1, 1, spec.state_width, generator=weights.generator)
+    return weights.tensors
 
 
 def _latent_shapes(spec: Spec, sizes: Latent, width: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -177,12 +169,12 @@ def _state(text: tuple[int, ...], boundary: int, width: int) -> Tensor:
     return torch.randn(width, generator=torch.Generator().manual_seed(hash((text, boundary)) % 2**40))
 
 
-class Reference:
+class Reference(PlainNetwork):
     """Guesses of a drafter, recomputed from the text for every single one."""
 
     def __init__(self, spec: Spec, weights: dict[str, Tensor], target: Target) -> None:
+        super().__init__(weights, spec.eps)
         self.spec, self.target = spec, target
-        self.weights = weights
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...], int], Tensor] = {}
 
     def probs(self, text: Sequence[int], path: Sequence[int] = (), first: int = 0) -> Tensor:
@@ -255,9 +247,7 @@ class Reference:
             if i:
                 read = self._norm(f"{layer}.input_layernorm", x)
             x = x + self._attention(f"{layer}.self_attn", read, first)
-            y = self._norm(f"{layer}.post_attention_layernorm", x)
-            gated = F.silu(self._linear(f"{layer}.mlp.gate_proj", y)) * self._linear(f"{layer}.mlp.up_proj", y)
-            x = x + self._linear(f"{layer}.mlp.down_proj", gated)
+            x = x + self._mlp(layer, self._norm(f"{layer}.post_attention_layernorm", x))
         return x
 
     def _attention(self, name: str, x: Tensor, first: int) -> Tensor:
@@ -317,19 +307,7 @@ class Reference:
             logits = normed @ self.target.head.T * self.target.logits_scale
             if self.target.softcap is not None:
                 logits = self.target.softcap * (logits / self.target.softcap).tanh()
-        probs = logits.softmax(-1)
-        if "d2t" not in self.weights:
-            return probs
-        spread = torch.zeros(len(probs), self.spec.vocab)
-        spread[:, torch.arange(self.spec.draft_vocab) + self.weights["d2t"]] = probs
-        return spread
-
-    def _norm(self, name: str, x: Tensor, eps: float | None = None) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + (eps or self.spec.eps)).sqrt() * self.weights[f"{name}.weight"]
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        y = x @ self.weights[f"{name}.weight"].T
-        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+        return self._by_token(logits.softmax(-1), self.spec.vocab)
 
 
 def eagle2_tree(

@@ -14,7 +14,8 @@ from zlib import crc32
 
 import torch
 import transformers
-from pretended_engine import TORCH, Guess, PretendedEngine, block_size, chosen, opened
+from compared_guesses import ReferencedDrafter
+from pretended_engine import TORCH, Guess
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tokenizer
 from torch import Tensor
@@ -30,7 +31,6 @@ from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
-from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
 
 HIDDEN = 32
@@ -125,7 +125,7 @@ _LAYERS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {  # layer, norm, r
 
 
 @dataclass
-class MtpTarget:
+class MtpTarget(ReferencedDrafter):
     """A target on disk with its MTP layer. As PretendedEngine's target it has states that depend on the whole text."""
 
     name: str
@@ -133,6 +133,10 @@ class MtpTarget:
     hf_config: Any
     after: Scores
     head: Tensor
+
+    @property
+    def target(self) -> MtpTarget:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self
 
     def state(self, text: Sequence[int], boundary: int) -> Tensor:
         return _state(tuple(text), boundary)
@@ -149,9 +153,6 @@ class MtpTarget:
                 tokens, states = [*tokens, token], torch.cat([states, output])
         return torch.stack(found)
 
-    def confidences(self, guess: Guess, probs: Tensor) -> list[float]:
-        return chosen(guess, probs)
-
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
         network: Any = load_program_executor([self.folder / "model.safetensors"], self.hf_config, execution)
 
@@ -160,12 +161,6 @@ class MtpTarget:
 
         find: Any = lambda name, _: Path(name)  # noqa: E731
         return mtp.load(MtpConfig(**settings), Resources(self.view(), find, bind, cast(Any, None)))
-
-    def open(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> LearnedProposer:
-        return opened(self.load(execution, **settings), execution, return_probs)
-
-    def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
-        return PretendedEngine(self.open(execution, return_probs, **settings), cast(Any, self), block_size(execution))
 
     def view(self) -> TargetView:
         return TargetView(

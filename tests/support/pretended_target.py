@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from eagle_reference import Target
+from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -32,6 +34,21 @@ def resources(target: Target, folder: Path, execution: Execution, bound: list[Ex
     return Resources(_view(target, folder), lambda name, _: Path(name), bind, cast(Any, None))
 
 
+def save_beside(target: Target, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Path, Path]:
+    """The folders of a drafter and of what it may read of its target."""
+    drafter, of_target = folder / "drafter", folder / "target"
+    drafter.mkdir(exist_ok=True)
+    of_target.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, drafter / "model.safetensors")
+    (drafter / "config.json").write_text(json.dumps(config))
+    save_file(_tables(target), of_target / "model.safetensors")
+    return drafter, of_target
+
+
+def _tables(target: Target) -> dict[str, Tensor]:
+    return {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
+
+
 def _view(target: Target, folder: Path) -> TargetView:
     return TargetView(
         folder=folder,
@@ -51,7 +68,7 @@ def _view(target: Target, folder: Path) -> TargetView:
 
 def _network(target: Target, execution: Execution) -> Executor:
     """Nothing but the target's embedding and head, so that there is a bank to share them from."""
-    weights = {"model.embed_tokens.weight": target.embedding, "lm_head.weight": target.head}
+    weights = _tables(target)
     best = ArgMax(("logits",), ("argmax", "top"))
     program = Program(
         ops=(
