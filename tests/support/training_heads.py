@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from foretoken.proposers.training.optimizer import OptimizerSettings
 from foretoken.proposers.training.packing import Document, Packed, PackedStream, write
 from foretoken.proposers.training.schedule import Schedule
 
+AnyHead = TypeVar("AnyHead", bound=Head)
 VOCAB, HIDDEN, MAX_MODEL_LEN = 40, 64, 256
 
 
@@ -152,13 +154,18 @@ def block_states(head: DFlash, text: Sequence[int], count: int) -> Tensor:
 
 def document(tokens: Sequence[int]) -> Packed:
     """A batch of one text, all of it learned."""
-    return Packed(torch.tensor(list(tokens)), torch.ones(len(tokens), dtype=torch.bool), (0, len(tokens)))
+    return documents(tokens)
+
+
+def documents(*texts: Sequence[int]) -> Packed:
+    tokens = torch.tensor([token for text in texts for token in text])
+    return Packed(tokens, torch.ones(len(tokens), dtype=torch.bool), (0, *accumulate(map(len, texts))))
 
 
 def check_documents_apart(head: Head) -> None:
     """Two documents in a batch lose what each loses by itself."""
     one, other = texts(2, 11, seed=6)
-    both = head.loss(Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22)))
+    both = head.loss(documents(one, other))
     alone = [head.loss(document(text)) for text in (one, other)]
     assert both.weight == pytest.approx(sum(losses.weight for losses in alone))
     assert float(both.total.detach()) == pytest.approx(sum(float(losses.total.detach()) for losses in alone), rel=1e-4)
@@ -196,11 +203,16 @@ def accuracy_with_and_without_shift(make: Callable[[], Head], folder: Path, lr: 
     What comes next depends on the token before the last, which the state tells at once: whoever learned it beside another token
     looks in the wrong place.
     """
-    found: list[float] = []
+    right, wrong = with_and_without_shift(make, folder, lr, lag=2)
+    return right.after["accuracy_1"], wrong.after["accuracy_1"]
+
+
+def with_and_without_shift(make: Callable[[], Trainee], folder: Path, lr: float, lag: int = 1) -> list[Training]:
+    runs: list[Training] = []
     for stream in (PackedStream, UnshiftedStream):
         torch.manual_seed(0)
-        found.append(Training(make(), folder / stream.__name__, lr, lag=2, stream=stream).after["accuracy_1"])
-    return found[0], found[1]
+        runs.append(Training(make(), folder / stream.__name__, lr, lag=lag, stream=stream))
+    return runs
 
 
 class Training:
@@ -229,6 +241,31 @@ def rounded(head: Head) -> None:
     """Give a head the weights that its export will have."""
     for parameter in head.parameters():
         parameter.data = parameter.data.bfloat16().float()
+
+
+def disturbed(head: AnyHead, norms: float = 0.3, others: float = 0.1) -> AnyHead:
+    """Every weight is random, so that none can be forgotten unnoticed."""
+    for name, parameter in head.named_parameters():
+        parameter.data += (norms if "norm" in name else others) * torch.randn_like(parameter)
+    return head
+
+
+def check_served(
+    head: Head,
+    target: TinyTarget,
+    folder: Path,
+    method: str,
+    load: Callable[[str, Resources], LoadedProposer],
+    scores: Callable[[Sequence[int], Sequence[int]], Tensor],
+    count: int,
+) -> Sequence[str]:
+    """What is served from the folder makes `count` guesses by scores(text, guesses so far) [V]. Returns what is told of it."""
+    rounded(head)
+    head.export(folder)
+    assert detect_method(str(folder)) == method
+    loaded = load(str(folder), target.resources)
+    check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count)
+    return loaded.found
 
 
 def check_guesses(guesses: Sequence[Guess], scores: Callable[[Sequence[int], Sequence[int]], Tensor], count: int) -> None:

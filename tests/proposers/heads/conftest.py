@@ -1,4 +1,4 @@
-"""What two kinds of heads learn from, taught once."""
+"""What some kinds of heads learn from, taught once."""
 
 from __future__ import annotations
 

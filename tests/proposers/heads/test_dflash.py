@@ -13,20 +13,20 @@ from torch import Tensor
 from training_heads import (
     VOCAB,
     Tapped,
-    Training,
-    UnshiftedStream,
     block_states,
     check_documents_apart,
     check_export,
+    disturbed,
     document,
     rounded,
     texts,
+    with_and_without_shift,
 )
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
 from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings, published_taps
-from foretoken.proposers.training.packing import Packed, PackedStream
+from foretoken.proposers.training.packing import Packed
 
 SETTINGS = DFlashSettings(block_size=5, taps=(0, 2), mask_token=VOCAB - 1)
 
@@ -44,9 +44,7 @@ def recomputed(head: DFlash, text: Sequence[int], count: int) -> Tensor:
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, causal=True, intermediate_size=32)], ids=["open", "causal"])
 def test_its_export_guesses_as_it_does(target: Tapped, tmp_path: Path, settings: DFlashSettings) -> None:
     torch.manual_seed(0)
-    head = DFlash(target.frozen, settings)
-    for name, parameter in head.named_parameters():      # so that none can be forgotten unnoticed
-        parameter.data += (0.2 if "norm" in name else 0.1) * torch.randn_like(parameter)
+    head = disturbed(DFlash(target.frozen, settings), norms=0.2)
     rounded(head)
     check_export(head, target, tmp_path / "head", lambda text, path, count: recomputed(head, text, count)[len(path)])
 
@@ -85,11 +83,7 @@ def test_anchors_are_a_share_of_each_document_and_change(target: Tapped) -> None
 
 
 def test_it_learns_and_a_wrong_shift_is_worse(target: Tapped, tmp_path: Path) -> None:
-    runs: list[Training] = []
-    for stream in (PackedStream, UnshiftedStream):
-        torch.manual_seed(0)
-        runs.append(Training(DFlash(target.frozen, SETTINGS), tmp_path / stream.__name__, lr=2e-2, stream=stream))
-    right, wrong = runs
+    right, wrong = with_and_without_shift(lambda: DFlash(target.frozen, SETTINGS), tmp_path, lr=2e-2)
     print(right.before, right.after, wrong.after)
     assert right.after["loss"] < 0.8 * right.before["loss"] and right.after["accuracy_1"] > 0.4
     assert wrong.after["loss"] > 1.1 * right.after["loss"] and wrong.after["accuracy_1"] < right.after["accuracy_1"] - 0.2

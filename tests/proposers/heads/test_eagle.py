@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from taught_target import TaughtTarget
 from torch import Tensor
 from torch.nn.functional import silu
-from training_heads import HIDDEN, Training, check_documents_apart, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, Training, check_documents_apart, check_served, disturbed, document, texts
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
-from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings
 
 QUIET = EagleSettings(noise=0.0)
@@ -28,20 +27,6 @@ def made(target: TaughtTarget, settings: EagleSettings | None = None) -> Eagle:
     return Eagle(target.frozen, settings)
 
 
-@pytest.fixture(scope="module")
-def trained(target: TaughtTarget, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eagle, Training]:
-    head = made(target)
-    return head, Training(head, tmp_path_factory.mktemp("training"), lr=1e-2)
-
-
-def disturbed(target: TaughtTarget, settings: EagleSettings) -> Eagle:
-    """Every weight is random, so that none can be forgotten unnoticed."""
-    head = made(target, settings)
-    for name, parameter in head.named_parameters():
-        parameter.data += (0.3 if "norm" in name else 0.1) * torch.randn_like(parameter)
-    return head
-
-
 def unrolled(head: Eagle, target: TaughtTarget, text: Sequence[int], path: Sequence[int]) -> Tensor:
     """[HIDDEN] the state that the token behind text + path is read from, path deeper and deeper in the head's own states."""
     tokens = [*text, *path, *[0] * (1 + MEASURED)]
@@ -50,20 +35,20 @@ def unrolled(head: Eagle, target: TaughtTarget, text: Sequence[int], path: Seque
 
 
 def check_export(head: Eagle, target: TaughtTarget, folder: Path) -> None:
-    rounded(head)
-    head.export(folder)
-    assert detect_method(str(folder)) == "eagle"
-    loaded = eagle.load(EagleConfig(str(folder), num_speculative_tokens=4, quantization="none"), target.resources)
-    assert loaded.found[0].startswith("EAGLE in the layout of EAGLE, 1 layer, reads the target's last state")
-    assert loaded.found[1].endswith("embedding: the target's, head: the target's")
-    guesses = target.guesses(loaded, texts(3, 9, seed=3))
-    check_guesses(guesses, lambda text, path: unrolled(head, target, text, path) @ target.frozen.head.T, count=4)
+    def load(model: str, resources: Resources) -> LoadedProposer:
+        return eagle.load(EagleConfig(model, num_speculative_tokens=4, quantization="none"), resources)
+
+    def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
+        return unrolled(head, target, text, path) @ target.frozen.head.T
+
+    found = check_served(head, target, folder, "eagle", load, scores, count=4)
+    assert found[0].startswith("EAGLE in the layout of EAGLE, 1 layer, reads the target's last state")
+    assert found[1].endswith("embedding: the target's, head: the target's")
 
 
-def test_it_learns_and_its_export_guesses_as_it_does(
-    target: TaughtTarget, trained: tuple[Eagle, Training], tmp_path: Path
-) -> None:
-    head, training = trained
+def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
+    head = made(target)
+    training = Training(head, tmp_path / "training", lr=1e-2)
     print(training.before, training.after)
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > max(0.4, training.before["accuracy_1"] + 0.2)
@@ -71,13 +56,13 @@ def test_it_learns_and_its_export_guesses_as_it_does(
 
 
 def test_exports_of_random_weights_guess_as_training_does(target: TaughtTarget, tmp_path: Path) -> None:
-    check_export(disturbed(target, EagleSettings(intermediate_size=32)), target, tmp_path)
+    check_export(disturbed(made(target, EagleSettings(intermediate_size=32))), target, tmp_path)
 
 
 def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
     """From the state of token i and token i + 1, at every place: the target's state of token i + 1, and what it says of token i + 2."""
     settings = replace(QUIET, state_weight=0.7, token_weight=0.2)
-    head, text = disturbed(target, settings), texts(1, 20, seed=5)[0]
+    head, text = disturbed(made(target, settings)), texts(1, 20, seed=5)[0]
     losses = head.loss(document(text))
     parameters = list(head.parameters())
     found = torch.autograd.grad(losses.total, parameters)
@@ -96,7 +81,7 @@ def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
 
 def test_one_slot_is_as_published(target: TaughtTarget) -> None:
     """Written out for the first token alone: nothing to attend to but itself, so attention is the value."""
-    head, text = disturbed(target, QUIET), texts(1, 6, seed=8)[0]
+    head, text = disturbed(made(target, QUIET)), texts(1, 6, seed=8)[0]
     weights: dict[str, Tensor] = head.state_dict()
     x = weights["fc.weight"] @ torch.cat([target.frozen.embedding[text[1]], target.states(text)[0]])
     values = (weights["layer.self_attn.v_proj.weight"] @ x).unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten()
@@ -107,7 +92,7 @@ def test_one_slot_is_as_published(target: TaughtTarget) -> None:
 
 
 def test_noise_belongs_to_the_batch_and_to_training(target: TaughtTarget) -> None:
-    head, text = disturbed(target, EagleSettings(noise=0.5)), texts(1, 20, seed=5)[0]
+    head, text = disturbed(made(target, EagleSettings(noise=0.5))), texts(1, 20, seed=5)[0]
     one, other = document(text), replace(document(text), number=1)
     losses = [float(head.loss(batch).total.detach()) for batch in (one, one, other)]
     assert losses[0] == losses[1] != losses[2]
@@ -118,7 +103,7 @@ def test_noise_belongs_to_the_batch_and_to_training(target: TaughtTarget) -> Non
 
 
 def test_documents_do_not_see_each_other(target: TaughtTarget) -> None:
-    check_documents_apart(disturbed(target, QUIET))
+    check_documents_apart(disturbed(made(target, QUIET)))
 
 
 def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -> None:

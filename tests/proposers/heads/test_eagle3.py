@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,13 @@ from safetensors.torch import load_file
 from taught_target import TaughtTarget
 from torch import Tensor
 from torch.nn.functional import embedding
-from training_heads import HIDDEN, VOCAB, Training, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, VOCAB, Training, check_documents_apart, check_served, disturbed, document, documents, texts
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
-from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, draft_vocabulary, usual_taps
-from foretoken.proposers.training.packing import Document, Packed, write
+from foretoken.proposers.training.packing import Document, write
 from foretoken.server.train.drafter_data import learned_counts
 
 DRAFT = VOCAB - 6
@@ -33,20 +34,6 @@ def made(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
     return Eagle3(target.frozen, settings, COUNTS)
 
 
-@pytest.fixture(scope="module")
-def trained(target: TaughtTarget, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eagle3, Training]:
-    head = made(target)
-    return head, Training(head, tmp_path_factory.mktemp("training"), lr=2e-2)
-
-
-def disturbed(target: TaughtTarget, settings: Eagle3Settings = SETTINGS) -> Eagle3:
-    """Every weight is random, so that none can be forgotten unnoticed."""
-    head = made(target, settings)
-    for name, parameter in head.named_parameters():
-        parameter.data += (0.3 if "norm" in name else 0.1) * torch.randn_like(parameter)
-    return head
-
-
 def unrolled(head: Eagle3, text: Sequence[int], path: Sequence[int]) -> Tensor:
     """[VOCAB] scores of the token behind text + path, as training has them: path is deeper and deeper in the head's own states."""
     batch = document([*text, *path, *[0] * (1 + head.settings.num_steps)])
@@ -57,20 +44,16 @@ def unrolled(head: Eagle3, text: Sequence[int], path: Sequence[int]) -> Tensor:
 
 
 def check_export(head: Eagle3, target: TaughtTarget, folder: Path) -> None:
-    rounded(head)
-    head.export(folder)
-    assert detect_method(str(folder)) == "eagle3"
-    config = EagleConfig(str(folder), num_speculative_tokens=head.settings.num_steps, quantization="none")
-    loaded = eagle.load(config, target.resources)
-    assert "EAGLE-3" in loaded.found[0] and f"before layers {', '.join(map(str, head.taps))}" in loaded.found[0]
-    guesses = target.guesses(loaded, texts(3, 9, seed=3))
-    check_guesses(guesses, lambda text, path: unrolled(head, text, path), count=head.settings.num_steps)
+    def load(model: str, resources: Resources) -> LoadedProposer:
+        return eagle.load(EagleConfig(model, num_speculative_tokens=head.settings.num_steps, quantization="none"), resources)
+
+    found = check_served(head, target, folder, "eagle3", load, partial(unrolled, head), head.settings.num_steps)
+    assert "EAGLE-3" in found[0] and f"before layers {', '.join(map(str, head.taps))}" in found[0]
 
 
-def test_it_learns_and_its_export_guesses_as_it_does(
-    target: TaughtTarget, trained: tuple[Eagle3, Training], tmp_path: Path
-) -> None:
-    head, training = trained
+def test_it_learns_and_its_export_guesses_as_it_does(target: TaughtTarget, tmp_path: Path) -> None:
+    head = made(target)
+    training = Training(head, tmp_path / "training", lr=2e-2)
     print(training.before, training.after)
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > 0.5 and training.after["accuracy_3"] > 0.3
@@ -84,12 +67,12 @@ def test_it_learns_and_its_export_guesses_as_it_does(
     ids=["usual", "four taps, whole vocabulary"],
 )
 def test_exports_of_random_weights_guess_as_training_does(target: TaughtTarget, tmp_path: Path, settings: Eagle3Settings) -> None:
-    check_export(disturbed(target, settings), target, tmp_path)
+    check_export(disturbed(made(target, settings)), target, tmp_path)
 
 
 def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
     """Step s, from 0, goes on from token i for token i + 2 + s, learns what the target says of it, and counts 0.8 ** s."""
-    head, text = disturbed(target), texts(1, 20, seed=5)[0]
+    head, text = disturbed(made(target)), texts(1, 20, seed=5)[0]
     losses = head.loss(document(text))
     parameters = list(head.parameters())
     found = torch.autograd.grad(losses.total, parameters)
@@ -112,7 +95,7 @@ def test_the_loss_is_the_published_one(target: TaughtTarget) -> None:
 
 def test_one_slot_is_as_published(target: TaughtTarget) -> None:
     """Written out for the first token alone: nothing to attend to but itself, so attention is the value."""
-    head, text = disturbed(target), texts(1, 6, seed=8)[0]
+    head, text = disturbed(made(target)), texts(1, 6, seed=8)[0]
     features = target.frozen(document(text), [1, 2, 3])
     weights: dict[str, Tensor] = head.state_dict()
 
@@ -132,14 +115,11 @@ def test_one_slot_is_as_published(target: TaughtTarget) -> None:
 
 
 def test_prompts_and_other_documents_change_only_what_is_counted(target: TaughtTarget) -> None:
-    head = disturbed(target)
+    head = disturbed(made(target))
+    check_documents_apart(head)
     one, other = texts(2, 11, seed=6)
-    packed = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
-    alone = [head.loss(document(text)) for text in (one, other)]
-    losses = head.loss(packed)
-    assert float(losses.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in alone), rel=1e-4)
-    learn = torch.arange(22) >= 16
-    assert head.loss(Packed(packed.token_ids, learn, packed.bounds)).metrics["accuracy_3"][1] == 6
+    packed = documents(one, other)
+    assert head.loss(replace(packed, learn=torch.arange(22) >= 16)).metrics["accuracy_3"][1] == 6
 
 
 def test_the_draft_vocabulary_is_what_is_said_most(target: TaughtTarget, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_served, document, texts
 
 from foretoken.proposers import medusa
 from foretoken.proposers.config import MedusaConfig
-from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.medusa import Medusa, MedusaSettings
 
 SETTINGS = MedusaSettings(num_heads=3)
@@ -31,16 +31,14 @@ def test_heads_learn_and_their_export_guesses_as_they_do(target: TinyTarget, tmp
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > training.before["accuracy_1"] + 0.3
 
-    rounded(head)
-    head.export(tmp_path / "heads")
-    assert detect_method(str(tmp_path / "heads")) == "medusa"
-    loaded = medusa.load(MedusaConfig(str(tmp_path / "heads"), quantization="none"), target.resources)
+    def load(model: str, resources: Resources) -> LoadedProposer:
+        return medusa.load(MedusaConfig(model, quantization="none"), resources)
 
     def scores(text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
         state = target.states(text[:-1])[-1]
         return head(state)[len(path)] @ head.output(len(path)).T
 
-    check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count=3)
+    check_served(head, target, tmp_path / "heads", "medusa", load, scores, count=3)
 
 
 def test_a_new_head_is_the_targets_own(target: TinyTarget) -> None:

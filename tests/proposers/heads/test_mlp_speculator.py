@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_guesses, document, rounded, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_served, document, texts
 
 from foretoken.proposers import mlp_speculator
 from foretoken.proposers.config import MlpSpeculatorConfig
-from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorSettings
 
 TIED = MlpSpeculatorSettings(inner_dim=32, num_positions=3)
@@ -34,10 +34,8 @@ def test_it_learns_and_its_export_guesses_as_it_does(target: TinyTarget, tmp_pat
     assert training.after["loss"] < 0.7 * training.before["loss"]
     assert training.after["accuracy_1"] > 0.6
 
-    rounded(head)
-    head.export(tmp_path / "head")
-    assert detect_method(str(tmp_path / "head")) == "mlp_speculator"
-    loaded = mlp_speculator.load(MlpSpeculatorConfig(str(tmp_path / "head"), quantization="none"), target.resources)
+    def load(model: str, resources: Resources) -> LoadedProposer:
+        return mlp_speculator.load(MlpSpeculatorConfig(model, quantization="none"), resources)
 
     def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
         state = head.first(target.states(text[:-1])[-1])
@@ -45,7 +43,7 @@ def test_it_learns_and_its_export_guesses_as_it_does(target: TinyTarget, tmp_pat
             state = head.advance(position, state, torch.tensor(token))
         return state @ head.output(len(path)).T
 
-    check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count=3)
+    check_served(head, target, tmp_path / "head", "mlp_speculator", load, scores, count=3)
 
 
 @pytest.mark.parametrize("settings", [TIED, UNTIED], ids=["tied", "untied"])

@@ -14,17 +14,17 @@ from training_heads import (
     Training,
     accuracy_with_and_without_shift,
     check_documents_apart,
-    check_guesses,
+    check_served,
+    disturbed,
     document,
     llama_config,
-    rounded,
     texts,
 )
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
-from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.mtp import Mtp, MtpSettings
 from foretoken.proposers.training.unrolled_attention import Unroll
 
@@ -46,15 +46,13 @@ def recomputed(head: Mtp, target: TinyTarget, text: Sequence[int], path: Sequenc
 
 
 def check_export(head: Mtp, target: TinyTarget, folder: Path) -> None:
-    rounded(head)
-    head.export(folder)
-    assert detect_method(str(folder)) == "mtp"
-    loaded = mtp.load(MtpConfig(model=str(folder), num_speculative_tokens=4, quantization="none"), target.resources)
+    def load(model: str, resources: Resources) -> LoadedProposer:
+        return mtp.load(MtpConfig(model=model, num_speculative_tokens=4, quantization="none"), resources)
 
     def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
         return recomputed(head, target, text, path) @ target.frozen.head.T
 
-    check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count=4)
+    check_served(head, target, folder, "mtp", load, scores, count=4)
 
 
 def test_it_learns_and_its_export_guesses_as_it_does(target: TinyTarget, tmp_path: Path) -> None:
@@ -76,10 +74,7 @@ KINDS = {
 def test_layers_are_of_the_targets_kind(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(0)
     target = TinyTarget(tmp_path / "target", KINDS[kind]())
-    head = Mtp(target.frozen)
-    for parameter in head.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    check_export(head, target, tmp_path / "head")
+    check_export(disturbed(Mtp(target.frozen), norms=0.1), target, tmp_path / "head")
 
 
 def test_unrolled_steps_are_those_of_drafting(target: TinyTarget) -> None:

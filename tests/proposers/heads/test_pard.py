@@ -52,7 +52,7 @@ def trained(target: Whole, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def recomputed(head: Pard, text: Sequence[int], count: int) -> Tensor:
     """[count, V] behind a text, from one ordinary causal forward over it and its masks."""
     tokens = [*text, *[head.mask_token] * (count - 1)]
-    whole = Packed(torch.tensor(tokens), torch.ones(len(tokens), dtype=torch.bool), (0, len(tokens)))
+    whole = document(tokens)
     none = Blocks(whole, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), causal=True)
     with torch.no_grad():
         return head(whole, none)[len(text) - 1 :] @ head.model.lm_head.weight.T

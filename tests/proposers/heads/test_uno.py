@@ -14,22 +14,16 @@ from safetensors.torch import load_file
 from taught_target import TaughtTarget
 from tiny_models import save_tokenizer
 from torch import Tensor
-from training_heads import Training, document, texts
+from training_heads import Training, document, documents, texts
 from transformers import DynamicCache, LlamaForCausalLM
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.adapter_folder import read_adapter
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.uno import Uno, UnoSettings
-from foretoken.proposers.training.packing import Packed
 
 CACHE = next(name for name in ("cache", "past_key_values") if name in inspect.signature(LlamaForCausalLM.forward).parameters)
 SETTINGS = UnoSettings(num_tokens=4, rank=16, alpha=32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TaughtTarget:
-    return TaughtTarget(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +86,7 @@ def test_an_untrained_adapter_adds_nothing_and_the_target_stays_as_it_is(target:
 def test_documents_do_not_see_each_other(target: TaughtTarget, trained: tuple[Uno, Training]) -> None:
     head, _ = trained
     one, other = texts(2, 11, seed=6)
-    pair = Packed(torch.tensor(one + other), torch.ones(22, dtype=torch.bool), (0, 11, 22))
-    changed = Packed(torch.tensor(one + other[::-1]), torch.ones(22, dtype=torch.bool), (0, 11, 22))
+    pair, changed = documents(one, other), documents(one, other[::-1])
     mine = head.blocks(pair).numbers[head.blocks(pair).places[head.blocks(pair).numbers] < 11]
     first, second = head(pair, head.blocks(pair)), head(changed, head.blocks(changed))
     torch.testing.assert_close(first[: len(mine)], second[: len(mine)])

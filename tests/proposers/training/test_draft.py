@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_heads import VOCAB, TinyTarget, Training, UnshiftedStream, document, texts
+from training_heads import VOCAB, TinyTarget, document, texts, with_and_without_shift
 
 from foretoken.proposers.training.draft import DraftTrainee
-from foretoken.proposers.training.packing import PackedStream
 from foretoken.proposers.training.target import Shape
 
 SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32)
@@ -22,12 +21,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
 
 @pytest.mark.parametrize("teacher_weight", [0.0, 0.1])
 def test_it_learns_and_a_wrong_shift_is_worse(target: TinyTarget, tmp_path: Path, teacher_weight: float) -> None:
-    runs: list[Training] = []
-    for stream in (PackedStream, UnshiftedStream):
-        torch.manual_seed(0)
-        trainee = DraftTrainee(SHAPE.build(VOCAB), target.frozen, teacher_weight)
-        runs.append(Training(trainee, tmp_path / stream.__name__, lr=3e-2, stream=stream))
-    right, wrong = runs
+    right, wrong = with_and_without_shift(lambda: DraftTrainee(SHAPE.build(VOCAB), target.frozen, teacher_weight), tmp_path, lr=3e-2)
     print(right.before, right.after, wrong.after)
     assert right.after["loss"] < 0.7 * right.before["loss"] and right.after["accuracy_1"] > 0.5
     assert wrong.after["loss"] > 1.2 * right.after["loss"] and wrong.after["accuracy_1"] < right.after["accuracy_1"] - 0.2
