@@ -16,7 +16,6 @@ from json_schemas import json_schema
 from jsonschema import Draft202012Validator
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.boot import Engine
 from foretoken.engine.default_speculation import DEMO_DRAFT
 from foretoken.engine.errors import InvalidRequest
 from foretoken.engine.grammar_spec import GrammarSpec
@@ -42,11 +41,6 @@ NETWORK: dict[str, Any] = {"executor": "native"} if native.availability().isa is
 def llm() -> Iterator[LLM]:
     with LLM(speculative_config=fixed(list(PROPOSERS.values())), **NETWORK, **OPTIONS) as made:
         yield made
-
-
-def engine_of(llm: LLM) -> Engine:
-    assert llm._engine is not None
-    return llm._engine
 
 
 def outputs(llm: LLM, schemas: list[dict[str, Any]], temperature: float, methods: list[str]) -> list[Any]:
@@ -95,7 +89,7 @@ def test_schemas_of_many_kinds(llm: LLM, temperature: float) -> None:
     assert_same(schemas, plain, guessed)
     after = llm.stats()
     assert after.num_accepted_tokens - before.num_accepted_tokens > 100
-    engine_of(llm).core.check()
+    llm._running().core.check()
 
 
 @pytest.mark.slow
@@ -184,7 +178,7 @@ def test_what_cannot_be_enforced_is_refused_before_anything_runs(llm: LLM) -> No
     for spec, says in [(GrammarSpec.regex("("), "regular expression"), (GrammarSpec.json_schema({"type": "x"}), "Invalid type")]:
         with pytest.raises(InvalidRequest, match=says):
             llm.generate(["x"], SamplingParams(grammar=spec))
-    assert not engine_of(llm).core.has_work
+    assert not llm._running().core.has_work
 
 
 def test_a_grammar_that_breaks_on_the_way_costs_its_own_request_only(llm: LLM) -> None:
@@ -196,4 +190,4 @@ def test_a_grammar_that_breaks_on_the_way_costs_its_own_request_only(llm: LLM) -
         broken, answered = llm.generate(["x", "x"], params, use_tqdm=False)
         assert broken.outputs[0].finish_reason == "error"
         assert answered.outputs[0].finish_reason == "stop" and json.loads(answered.outputs[0].text) == [1, 2, 3]
-    engine_of(llm).core.check()
+    llm._running().core.check()

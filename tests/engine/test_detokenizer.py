@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tiny_models import byte_level
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -22,12 +23,7 @@ TEXTS = st.lists(
 
 
 def make_byte_level() -> PreTrainedTokenizerFast:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
-    bpe.train_from_iterator(CORPUS, trainer)
+    bpe = byte_level(CORPUS, 340, ["<|end|>"])
     bpe.add_tokens([AddedToken("<tool call>", special=False)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>")
 

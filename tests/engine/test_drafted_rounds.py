@@ -200,8 +200,7 @@ def test_a_request_may_limit_its_guesses(drafting: LLM, watch: Watch) -> None:
 def test_who_brings_a_prediction_takes_steps_of_one_pass(plain: LLM, drafting: LLM, watch: Watch) -> None:
     (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
     predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
-    assert drafting._engine is not None
-    (request,) = drafting._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
+    (request,) = drafting._running().intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
     drive(core_of(drafting), [request])
     assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
     assert request.stats.accepted_prediction_tokens > 20 and not watch.calls
@@ -233,8 +232,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
     ]
 
     def made(llm: LLM) -> list[Request]:
-        assert llm._engine is not None
-        intake = llm._engine.intake
+        intake = llm._running().intake
         return [request for i, (prompt, kind) in enumerate(asked) for request in intake.requests(f"any-{i}", prompt, params(kind), 0.0)]
 
     expected = made(plain)

@@ -76,8 +76,7 @@ def test_outputs_and_statistics_name_a_lossy_rule(tiny_target: Path, entry: dict
     with LLM(str(tiny_target), speculative_config=fixed(config), kv_cache_gb=0.05, allow_synthetic_acceptance=True) as llm:
         params = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
         (output,) = llm.generate({"prompt_token_ids": [50, 51, 52, 53] * 6}, params, use_tqdm=False)
-        assert llm._engine is not None
-        stats, banner = llm._engine.core.stats(), "\n".join(llm._engine.banner)
+        stats, banner = llm._running().core.stats(), "\n".join(llm._running().banner)
     metrics = output.metrics.speculative_decoding
     assert metrics.lossy == name and (stats.acceptance, stats.is_lossy) == (name or "match", name is not None)
     assert (f"LOSSY: {name}" in banner) == (name is not None)

@@ -14,7 +14,7 @@ from recurrent_models import save_qwen3_5
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine.boot import Engine, boot
+from foretoken.engine.boot import boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
@@ -43,11 +43,6 @@ def executor(request: pytest.FixtureRequest) -> str:
 def an_llm(folder: Path, executor: str, speculation: dict[str, Any] | list[dict[str, Any]], **settings: Any) -> LLM:
     settings = {"dtype": "float32", "kv_cache_gb": 0.2, "max_num_seqs": 8, **settings}
     return LLM(str(folder), executor=executor, speculative_config=fixed(speculation), **settings)
-
-
-def parts_of(llm: LLM) -> Engine:
-    assert llm._engine is not None
-    return llm._engine
 
 
 def prompts() -> list[dict[str, list[int]]]:
@@ -82,7 +77,7 @@ def test_guesses_change_nothing(folder: Path, executor: str, plain: LLM, specula
         for params in (GREEDY, SEEDED):
             for _ in range(2):  # the second time suffixes know what will be said, and prefixes are cached
                 assert said(llm, params, prompts()) == said(plain, params, prompts())
-        (stats,) = (p for p in parts_of(llm).core.stats().proposers if p.num_draft_tokens)
+        (stats,) = (p for p in llm._running().core.stats().proposers if p.num_draft_tokens)
         assert stats.num_draft_tokens > 50
         if speculation is SUFFIX:
             assert stats.num_accepted_tokens > 100
@@ -92,7 +87,7 @@ def test_prompts_in_pieces_and_rows_pushed_out(folder: Path, executor: str, plai
     # 12 blocks hold two of the longer texts: others are pushed out and computed anew.
     with an_llm(folder, executor, [LOOKUP, SUFFIX], max_num_batched_tokens=24, num_gpu_blocks_override=12) as llm:
         assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
-        assert parts_of(llm).core.stats().num_preemptions > 0
+        assert llm._running().core.stats().num_preemptions > 0
 
 
 def test_a_conversation_goes_on_where_it_was(folder: Path, executor: str, plain: LLM):
@@ -134,9 +129,9 @@ def test_choices_scores_and_texts_to_embed(folder: Path, executor: str, plain: L
 
 def test_requests_wait_for_a_state(folder: Path, executor: str, plain: LLM):
     with an_llm(folder, executor, LOOKUP, kv_cache_gb=0.004) as llm:
-        share = parts_of(llm).core.runner.states
+        share = llm._running().core.runner.states
         assert share is not None and share.num_seats < len(prompts())
-        assert any(line.startswith("states") for line in parts_of(llm).banner)
+        assert any(line.startswith("states") for line in llm._running().banner)
         assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
 
 

@@ -91,12 +91,11 @@ def test_a_request_may_limit_its_guesses(looking: LLM, watch: Watch) -> None:
 def test_predictions_are_counted_as_openai_counts_them(plain: LLM, looking: LLM, watch: Watch) -> None:
     (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
     predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
-    assert looking._engine is not None
-    (request,) = looking._engine.intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
+    (request,) = looking._running().intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
     drive(core_of(looking), [request])
     assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
     drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts if draft.proposer == 0]
-    assert looking._engine.proposer_names[0] == "prediction"
+    assert looking._running().proposer_names[0] == "prediction"
     assert request.stats.accepted_prediction_tokens == sum(draft.accepted for draft in drafts) > 20
     assert request.stats.rejected_prediction_tokens == sum(draft.drafted - draft.accepted for draft in drafts) == 0
 
@@ -186,8 +185,7 @@ def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch
     answer = whole.outputs[0]
     stop = answer.text[len(answer.text) // 4 :][:3]
     each = params({"seed": 9, "stop": [stop], "prediction": answer.token_ids})
-    assert looking._engine is not None
-    (request,) = looking._engine.intake.requests("stopped", whole.prompt_token_ids, each, 0.0)
+    (request,) = looking._running().intake.requests("stopped", whole.prompt_token_ids, each, 0.0)
     before = looking.stats()
     drive(core_of(looking), [request])
     after, stats, num_tokens = looking.stats(), request.stats, request.num_output_tokens

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from native_ops import ISAS, assert_near, assert_same_bits, each_isa, low_rank, panel_order
+from native_ops import ISAS, OF_PRECISIONS, assert_near, assert_same_bits, each_isa, low_rank, panel_order
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import check_a_refilled_slot, merged, random_pairs, with_adapters
 from small_networks import random_weights, small_program
@@ -31,10 +31,7 @@ from foretoken.kernels.weights import bind_program
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 EXECUTIONS = {
-    "float32": Execution(torch.float32),
-    "bfloat16": Execution(torch.bfloat16),
-    "int8": Execution(torch.bfloat16, quantization="int8"),
-    "int4": Execution(torch.bfloat16, quantization="int4"),
+    **OF_PRECISIONS,
     "int8 cache": Execution(torch.bfloat16, kv_cache="int8"),
 }
 FLOAT32 = EXECUTIONS["float32"]

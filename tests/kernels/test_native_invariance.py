@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from native_only import native_only
+from native_ops import OF_PRECISIONS
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from random_adapters import random_pairs, with_adapters
 from variants import slow_but
@@ -24,10 +25,7 @@ from foretoken.kernels.program import Program
 pytestmark = [native_only, pytest.mark.usefixtures("two_threads")]
 
 EXECUTIONS = {
-    "float32": Execution(torch.float32),
-    "bfloat16": Execution(torch.bfloat16),
-    "int8": Execution(torch.bfloat16, quantization="int8"),
-    "int4": Execution(torch.bfloat16, quantization="int4"),
+    **OF_PRECISIONS,
     "int8 cache": Execution(torch.bfloat16, kv_cache="int8"),
     "float32, int8 weights": Execution(torch.float32, quantization="int8"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from native_ops import each_isa
+from native_ops import OF_PRECISIONS, each_isa
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from small_networks import random_weights
 from torch import Tensor
@@ -26,13 +26,7 @@ pytestmark = pytest.mark.usefixtures("two_threads")
 VOCAB, PANEL, REFINED = 4099, 16, 64
 STEPS = 3
 Model = tuple[Program, dict[str, Tensor]]
-EXECUTIONS = {
-    "float32": Execution(torch.float32),
-    "bfloat16": Execution(torch.bfloat16),
-    "int8": Execution(torch.bfloat16, quantization="int8"),
-    "int4": Execution(torch.bfloat16, quantization="int4"),
-}
-each_execution = pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+each_execution = pytest.mark.parametrize("execution", OF_PRECISIONS.values(), ids=OF_PRECISIONS)
 
 
 @pytest.fixture(scope="module", params=["tied", "own head and softcap"])
@@ -92,7 +86,7 @@ def test_every_panel_is_refined_where_there_are_few(model: Model) -> None:
     cut = {name: weight[:100] if len(weight) == VOCAB else weight for name, weight in weights.items()}
     batch = some_rows(3)
     batch = replace(batch, token_ids=batch.token_ids % 100)
-    execution = EXECUTIONS["int8"]
+    execution = OF_PRECISIONS["int8"]
 
     def run(executor: NativeExecutor) -> ChainOutput:
         rows = len(batch.seq_lens)
@@ -119,10 +113,10 @@ def test_any_arrangement_gives_the_same_bits(model: Model, execution: Execution)
 @pytest.mark.parametrize("isa", [isa for isa in native.ISAS if native.availability().isa is not None])
 def test_every_instruction_set_guesses_alike(model: Model, isa: str) -> None:
     try:
-        executor = shortened(model, EXECUTIONS["int8"], isa)
+        executor = shortened(model, OF_PRECISIONS["int8"], isa)
     except native.NotLowered:
         pytest.skip(f"no {isa} here")
-    expected = chains(NativeExecutor(*model, EXECUTIONS["int8"]), some_rows(4))
+    expected = chains(NativeExecutor(*model, OF_PRECISIONS["int8"]), some_rows(4))
     assert torch.equal(chains(executor, some_rows(4)).token_ids, expected.token_ids)
 
 
@@ -138,7 +132,7 @@ def test_passes_that_are_no_chain_have_the_head_itself(model: Model, execution: 
 
 
 def test_short_heads_stay(model: Model) -> None:
-    small = NativeExecutor(*model, EXECUTIONS["int8"])
+    small = NativeExecutor(*model, OF_PRECISIONS["int8"])
     before = chains(small, some_rows(2)).logits
     assert VOCAB * 72 < LONG_HEAD
     small.shorten_chains()
@@ -153,7 +147,7 @@ def test_draws_are_nearly_always_those_of_the_head(model: Model, has_map: bool) 
     if has_map:
         program = replace(program, token_map="d2t", weights={**program.weights, "d2t": (VOCAB,)})
         weights = {**weights, "d2t": torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))}
-    execution, batch = EXECUTIONS["bfloat16"], some_rows(20)
+    execution, batch = OF_PRECISIONS["bfloat16"], some_rows(20)
     executors = NativeExecutor(program, weights, execution), shortened((program, weights), execution)
     drawn = [chains(executor, batch, temperature=1.0) for executor in executors]
     whole, short = (chain.token_ids[:, 0] for chain in drawn)  # later ones follow other tokens

@@ -35,9 +35,7 @@ def make(tmp_path: Path) -> MakeDrafter:
 def test_rows_of_different_lengths_ask_for_different_counts(make: MakeDrafter, name: str, execution: Execution) -> None:
     """Fewer guesses are fewer masks."""
     drafter = make(name)
-    engine = drafter.run(execution, num_speculative_tokens=5)
-    engine.add("a", text(1, 40))
-    engine.step(accept(0))
+    engine = drafter.begun(execution, text(1, 40), num_speculative_tokens=5)
     for ceiling in (5, 1, 3, 9, 2):
         assert check(drafter, engine.step(at_random(ceiling), ceiling), min(ceiling, 5)) == 1
 
@@ -45,9 +43,7 @@ def test_rows_of_different_lengths_ask_for_different_counts(make: MakeDrafter, n
 @pytest.mark.parametrize("name", ["z-lab", "lilicorr"])
 def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: MakeDrafter, name: str) -> None:
     drafter = make(name, embed_scale=2.5, logits_scale=0.5, softcap=4.0)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     assert check(drafter, engine.step(accept(2))) == 1
 
 
@@ -56,7 +52,5 @@ def test_speculators_trains_with_the_targets_tables_as_they_are(make: MakeDrafte
     """It copies the numbers and calls nothing of the target, whatever that multiplies by."""
     drafter = make(name, embed_scale=2.5, logits_scale=0.5, softcap=4.0)
     drafter.reference = make(name).reference
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     assert check(drafter, engine.step(accept(2))) == 1

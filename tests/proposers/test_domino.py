@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from block_checkpoints import PUBLISHED, Drafter
-from pretended_engine import accept, text
+from pretended_engine import accept
 
 from foretoken.proposers.block_heads import Block
 from foretoken.proposers.domino import Domino
@@ -42,9 +42,7 @@ def test_a_row_that_has_ended_leaves_the_others_states_alone() -> None:
 @pytest.mark.parametrize("name", ["domino", "domino, masks"])
 def test_embeddings_are_scaled_as_the_block_has_them(tmp_path: Path, name: str) -> None:
     drafter = Drafter.write(PUBLISHED[name], tmp_path, embed_scale=2.5)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     guess = engine.step(accept(0))["a"]
     probs = drafter.reference.probs(guess.text, 4, guess.tokens[:3])
     assert guess.tokens == probs.argmax(-1).tolist()

@@ -37,9 +37,7 @@ def test_a_shared_embedding_and_head_are_scaled_as_the_target_scales_them(make: 
     drafter = make(name, target)
     if published.more:
         drafter.target = replace(target, embed_scale=3.0)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     assert check(drafter, engine.step(accept(2))) == 1
 
 

@@ -135,9 +135,7 @@ def test_rope_scaling_is_its_own(tmp_path: Path) -> None:
 
 
 def first_confidence(drafter: Drafter) -> list[float]:
-    engine = drafter.run(num_speculative_tokens=2)
-    engine.add("a", [5, 3, 1, 8, 9, 2])
-    engine.step(lambda *_: ((), 7))
+    engine = drafter.begun(prompt=[5, 3, 1, 8, 9, 2], num_speculative_tokens=2)
     return engine.step(lambda *_: ((), 7))["a"].confidence
 
 
@@ -237,9 +235,7 @@ def test_the_mask_token_has_three_names_and_may_lie_behind_the_vocabulary(tmp_pa
         tensors["embed_tokens.weight"] = torch.cat([tensors["embed_tokens.weight"], torch.ones(1, 32)])
 
     drafter = edit(Drafter.write(PUBLISHED["p-eagle"], tmp_path), {"mask_token_id": None, key: 60}, one_row_more)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", [5, 3, 1])
-    engine.step(lambda *_: ((), 7))
+    engine = drafter.begun(prompt=[5, 3, 1])
     assert len(engine.step(lambda *_: ((), 7))["a"].tokens) == 4
 
 

@@ -111,9 +111,7 @@ def test_chunked_prefill_changes_nothing(make: Make, name: str, chunk: int) -> N
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "z-lab"])
 def test_a_small_ingestion_budget_only_delays(make: Make, name: str) -> None:
     drafter = make(name)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 17))
-    engine.step(accept(0))
+    engine = drafter.begun(prompt=text(1, 17))
     checked = sum(check(drafter, engine.step(accept(1), ingest=4)) for _ in range(8))
     assert checked == 3  # 17 entries and one more each step, four a step: behind for five steps
 
@@ -165,9 +163,7 @@ def test_the_order_of_the_batch_changes_nothing(make: Make, name: str) -> None:
 def test_steps_without_guesses_are_made_up_for(make: Make, name: str, asks: Sequence[bool]) -> None:
     """k = 0 for a while, with the drafter reading along or not asked at all."""
     drafter = make(name)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     check(drafter, engine.step(accept(2)))
     for asked in asks:
         assert not engine.step(accept(0), ceiling=0, asks=asked)["a"].tokens
@@ -179,9 +175,7 @@ def test_steps_without_guesses_are_made_up_for(make: Make, name: str, asks: Sequ
 @pytest.mark.parametrize("count", [0, 4])
 def test_total_rejection_and_full_acceptance(make: Make, name: str, count: int) -> None:
     drafter = make(name)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 6))
-    engine.step(accept(0))
+    engine = drafter.begun(prompt=text(1, 6))
     for step in range(5):
         assert check(drafter, engine.step(accept(count, then=step))) == 1
     assert len(engine.requests["a"].tokens) == 6 + 1 + 5 * (count + 1)
@@ -204,9 +198,7 @@ def test_dropped_states_mean_a_new_start_behind_them(make: Make, name: str, exec
 @pytest.mark.parametrize("name", ["eagle3", "z-lab", "deepseek"])
 def test_preempted_requests_start_anew(make: Make, name: str) -> None:
     drafter = make(name)
-    engine = drafter.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = drafter.begun()
     engine.step(accept(2))
     engine.proposer.forget("a")
     before = engine.requests.pop("a")

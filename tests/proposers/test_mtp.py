@@ -47,9 +47,7 @@ def test_native_guesses_are_the_references(targets: dict[str, MtpTarget], name: 
 
 def test_beyond_the_targets_length_nothing_is_guessed(targets: dict[str, MtpTarget]) -> None:
     for target in targets.values():
-        engine = target.run(num_speculative_tokens=4)
-        engine.add("a", text(1, MAX_MODEL_LEN - 4))
-        engine.step(accept(0))
+        engine = target.begun(prompt=text(1, MAX_MODEL_LEN - 4))
         assert [len(engine.step(accept(0))["a"].tokens) for _ in range(4)] == [3, 2, 1, 0]
 
 
@@ -78,9 +76,7 @@ def test_several_modules_are_counted_and_the_first_is_used(tmp_path: Path) -> No
     edit(target.folder, three)
     assert "3 modules, of which the first" in target.load().found[0]
     assert target.open().max_tokens == 3
-    engine = target.run(num_speculative_tokens=4)
-    engine.add("a", text(1, 9))
-    engine.step(accept(0))
+    engine = target.begun()
     assert check(target, engine.step(accept(0))) == 1
 
 
@@ -105,19 +101,21 @@ def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engi
         return found
 
 
+def check_texts(target: MtpTarget, settings: dict[str, Any], **engine: Any) -> None:
+    plain, guessed = plain_and_guessed(target.folder, settings, 3, **engine)
+    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
+    assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
+
+
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "seeded"])
 def test_texts_are_those_without_speculation(targets: dict[str, MtpTarget], name: str, settings: dict[str, Any]) -> None:
-    plain, guessed = plain_and_guessed(targets[name].folder, settings, 3)
-    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
-    assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
+    check_texts(targets[name], settings)
 
 
 @pytest.mark.parametrize("name", slow_but(["deepseek"], ["deepseek", "glm", "glm_flash"]))
 def test_texts_of_targets_that_transformers_runs_are_those_without_speculation(targets: dict[str, MtpTarget], name: str) -> None:
-    plain, guessed = plain_and_guessed(targets[name].folder, {"temperature": 0}, 3, executor="transformers")
-    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
-    assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
+    check_texts(targets[name], {"temperature": 0}, executor="transformers")
 
 
 @pytest.mark.parametrize("name", ["mimo", "glm", "deepseek", "glm_flash", "qwen3_5"])

@@ -121,9 +121,7 @@ def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, 
     plain = quantise(target.folder, "fp8", re.compile(r"(mtp|layers\.2\.).*(proj|mqa)\.weight$"))
 
     def guess() -> list[float]:
-        engine = target.run(num_speculative_tokens=2)
-        engine.add("a", [5, 3, 1, 8])
-        engine.step(lambda *_: ((), 7))
+        engine = target.begun(prompt=[5, 3, 1, 8], num_speculative_tokens=2)
         return engine.step(lambda *_: ((), 7))["a"].confidence
 
     assert target.load().found[2:] == ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from hash_model import HashModel
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -26,14 +27,7 @@ WORDS = "the lazy dog jumps over the quick brown fox and the fox jumps over the 
 
 
 def byte_level(vocab_size: int, *special: str) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        [TEXT], trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False)
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
+    return PreTrainedTokenizerFast(tokenizer_object=tiny_models.byte_level([TEXT], vocab_size, special), eos_token=special[0])
 
 
 def sentencepiece(vocab_size: int) -> PreTrainedTokenizerFast:
@@ -82,6 +76,10 @@ class Reciting(HashModel):
         return self.vocab_size - 1
 
 
+def proposer_of(target: PreTrainedTokenizerFast, draft: PreTrainedTokenizerFast, model: Reciting, most: int = 6) -> RetokenizingProposer:
+    return RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, most, 4000)
+
+
 def row(name: str, tokens: list[int], ceiling: int = 4) -> DraftRow:
     return DraftRow(name, tokens, 1, len(tokens), ceiling, 0, (), (0,), Draw(0.0, 0, 0))
 
@@ -110,7 +108,7 @@ def test_who_knows_the_text_guesses_the_targets_next_tokens(target_name: str, dr
     target, draft = TOKENIZERS[target_name](), TOKENIZERS[draft_name]()
     text = target.encode(TEXT)
     model = Reciting(draft, TEXT)
-    proposer = RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, 6, 4000)
+    proposer = proposer_of(target, draft, model)
     rates: list[float] = []
     for length in range(3, len(text) - 10):
         (guesses,) = ask(proposer, row("r", text[:length]))
@@ -147,7 +145,7 @@ def test_spaces_survive_tokenizers_that_add_and_drop_them(reads_bytes: bool) -> 
     draft, target = pair if reads_bytes else pair[::-1]
     text, recited = target.encode(WORDS), draft.encode(WORDS)
     model = Reciting(draft, WORDS)
-    proposer = RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, 6, 4000)
+    proposer = proposer_of(target, draft, model)
     rates = [share_right(guesses, text[n:]) for n in range(5, len(text) - 8) for guesses in ask(proposer, row("r", text[:n]))]
     assert sum(rates) > 0.85 * len(rates) and len(rates) > 80
     reading = proposer._readings["r"]
@@ -158,7 +156,7 @@ def test_special_tokens_of_one_side_only_are_not_text() -> None:
     target, draft = byte_level(330, "<|end|>", "<|user|>", "<|both|>"), byte_level(270, "<|stop|>", "<|both|>")
     ids = [*target.encode("<|user|>"), *target.encode("The quick<|both|> brown fox")]
     model = Reciting(draft, "The quick<|both|> brown fox, na<|stop|>!")
-    proposer = RetokenizingProposer("d", model, model.allocate(30, 4), target, draft, 8, 4000)
+    proposer = proposer_of(target, draft, model, 8)
     (guesses,) = ask(proposer, row("r", ids, ceiling=8))
     assert target.decode(guesses) == ", na"
 
@@ -166,7 +164,7 @@ def test_special_tokens_of_one_side_only_are_not_text() -> None:
 def test_an_end_that_both_know_is_guessed() -> None:
     target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>", "<|end|>")
     model = Reciting(draft, "The quick brown<|end|>")
-    proposer = RetokenizingProposer("d", model, model.allocate(30, 4), target, draft, 8, 4000)
+    proposer = proposer_of(target, draft, model, 8)
     (guesses,) = ask(proposer, row("r", target.encode("The quick"), ceiling=8))
     assert target.decode(guesses) == " brown<|end|>"
 
@@ -176,7 +174,7 @@ def test_ids_of_a_padded_vocabulary_are_not_text() -> None:
     target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>")
     text = target.encode(TEXT)[:90]
     model = Reciting(draft, TEXT)
-    proposer = RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, 6, 4000)
+    proposer = proposer_of(target, draft, model)
     (guesses,) = ask(proposer, row("r", [*text, *[len(target) + 3] * 24]))
     assert target.decode([*text, *guesses]) == TEXT[: len(target.decode([*text, *guesses]))] and guesses
 

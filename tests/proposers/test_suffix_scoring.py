@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from steps import count_lines
+from suffix_texts import KINDS, texts_of
 
 from foretoken.proposers.suffix_scoring import Scoring, SuffixGuess
 from foretoken.proposers.suffix_tree import SuffixTree, Text
@@ -148,17 +149,10 @@ def test_the_least_probability_ends_a_path() -> None:
 
 
 @pytest.mark.parametrize("use_tree", [False, True])
-@pytest.mark.parametrize("kind", ["words", "one token", "fan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cost_of_a_guess_does_not_grow_with_the_tree(kind: str, use_tree: bool) -> None:
     def lines(num_texts: int) -> int:
-        dice = random.Random(1)
-        match kind:
-            case "words":
-                texts = [[int(dice.paretovariate(1)) % 500 for _ in range(20)] for _ in range(num_texts)]
-            case "one token":
-                texts = [[7] * 20 for _ in range(num_texts)]
-            case _:
-                texts = [[5, 6, 7, 10 + number] for number in range(num_texts)]
+        texts = texts_of(kind, num_texts, stem=(5, 6, 7))
         tree = SuffixTree(12)
         for text in texts:
             tree.extend(Text(), text)

@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 from steps import count_lines
+from suffix_texts import KINDS, texts_of
 
 from foretoken.proposers.suffix_tree import SuffixTree, Text
 
@@ -73,19 +74,10 @@ def test_the_largest_ids_of_tokens() -> None:
     assert tree.find(array("i", [large, 0]), 0)
 
 
-@pytest.mark.parametrize("kind", ["words", "one token", "fan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cost_of_a_token_does_not_grow_with_the_tree(kind: str) -> None:
-    """fan: one token that everything follows, so that its children are as many as there are texts."""
-
     def lines(num_texts: int) -> int:
-        dice = random.Random(1)
-        match kind:
-            case "words":
-                texts = [[int(dice.paretovariate(1)) % 500 for _ in range(20)] for _ in range(num_texts)]
-            case "one token":
-                texts = [[7] * 20 for _ in range(num_texts)]
-            case _:
-                texts = [[7, 10 + number] for number in range(num_texts)]
+        texts = texts_of(kind, num_texts, stem=(7,))
         tree, _ = grown(texts, 12)
         return max(count_lines(lambda text=text: tree.extend(Text(), text)) for text in texts[:10]) // len(texts[0])
 

@@ -104,10 +104,9 @@ def test_a_draft_of_another_vocabulary_is_as_good_as_its_twin(how: dict[str, Any
         with LLM(str(DEMO / "target"), speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
             said = [list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)]
-            assert llm._engine is not None
-            stats = llm._engine.core.stats()
-            assert not any(p.num_failures for p in llm._engine.core.proposers.stats())
-            llm._engine.core.check()
+            stats = llm._running().core.stats()
+            assert not any(p.num_failures for p in llm._running().core.proposers.stats())
+            llm._running().core.check()
             return said, stats.num_accepted_tokens / max(stats.num_draft_tokens, 1)
 
     plain, _ = run({"method": "off"})
@@ -139,8 +138,7 @@ def test_the_targets_first_layers_guess_for_it() -> None:
         with LLM(target, speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
             outputs.append([list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)])
-            assert llm._engine is not None
-            stats = llm._engine.core.stats()
+            stats = llm._running().core.stats()
             assert stats.num_draft_tokens and stats.num_accepted_tokens >= rate * stats.num_draft_tokens
     assert outputs[0] == outputs[1]
     with pytest.raises(Exception, match="draft_layers 9 is above the 8 layers"):

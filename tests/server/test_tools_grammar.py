@@ -180,6 +180,17 @@ SHAPES: dict[str, Any] = {
 HOSTILE = ["</parameter>", "</arg_value>", "<escape>", '<|"|>', "[link](x)", "{a", "null", "'", '"""', "\n", "]", "<function=f>", "\\u00"]
 
 
+def check_a_call(
+    name: str, schema: dict[str, Any], spell: Callable[[str], str], write: Callable[[GrammarSpec | None], str | None]
+) -> None:
+    """What `write` writes by the grammar of this format fits the schema, if it comes to an end."""
+    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    text = write(reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell))
+    if text is not None:
+        ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
+        assert Draft202012Validator(schema).is_valid(arguments), text
+
+
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("by_token", [True, False])
 def test_calls_fit_schemas_of_every_shape(
@@ -188,12 +199,7 @@ def test_calls_fit_schemas_of_every_shape(
     defined, spell = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}, spell_by(tokenizer) if by_token else quoted
     for seed, (key, shape) in enumerate([*SHAPES.items()] * 4):
         schema = {"type": "object", "properties": {key: shape}, "required": [key], "$defs": defined, "additionalProperties": False}
-        tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell)
-        text = written(compiler, tokenizer, spec, Random(seed), most=120, words=HOSTILE)
-        if text is not None:
-            ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
-            assert Draft202012Validator(schema).is_valid(arguments), text
+        check_a_call(name, schema, spell, lambda spec, seed=seed: written(compiler, tokenizer, spec, Random(seed), 120, HOSTILE))
 
 
 REFERENCES: dict[str, Any] = {
@@ -212,13 +218,8 @@ def test_a_reference_may_be_to_any_place_of_the_schema(name: str, compiler: Gram
     defined = {"a/é": {"type": "boolean"}, "all": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
     for key in REFERENCES:
         schema = {"type": "object", "properties": REFERENCES, "required": [key], "$defs": defined, "additionalProperties": False}
-        tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell_by(tokenizer))
         for seed in range(4):
-            text = written(compiler, tokenizer, spec, Random(seed))
-            if text is not None:
-                ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
-                assert Draft202012Validator(schema).is_valid(arguments), text
+            check_a_call(name, schema, spell_by(tokenizer), lambda spec, seed=seed: written(compiler, tokenizer, spec, Random(seed)))
 
 
 EXAMPLES = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pytest
-from pretended_engine import TORCH, Guess, PretendedEngine, at_random, block_size, chosen, opened, text
+from pretended_engine import TORCH, Guess, PretendedEngine, accept, at_random, block_size, chosen, opened, text
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -34,6 +34,15 @@ class ReferencedDrafter(Protocol):
 
     def run(self, execution: Execution = TORCH, return_probs: bool = False, **settings: Any) -> PretendedEngine:
         return PretendedEngine(self.open(execution, return_probs, **settings), self.target, block_size(execution))
+
+    def begun(
+        self, execution: Execution = TORCH, prompt: Sequence[int] | None = None, num_speculative_tokens: int = 4, **settings: Any
+    ) -> PretendedEngine:
+        """`run`, with a request "a" whose prompt the target has read."""
+        engine = self.run(execution, num_speculative_tokens=num_speculative_tokens, **settings)
+        engine.add("a", prompt or text(1, 9))
+        engine.step(accept(0))
+        return engine
 
 
 def assert_as_reference(drafter: ReferencedDrafter, guess: Guess, count: int, first: int = 0) -> None:

@@ -47,14 +47,12 @@ def generate(llm: LLM, prompts: list[str], settings: dict[str, Any]) -> list[Req
 
 
 def requests_of(llm: LLM, name: str, settings: dict[str, Any], prompts: Sequence[str | list[int]] = PROMPTS) -> list[Request]:
-    assert llm._engine is not None
     tokens = [llm.get_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    return [one for i, ids in enumerate(tokens) for one in llm._engine.intake.requests(f"{name}-{i}", ids, params(settings), 0.0)]
+    return [one for i, ids in enumerate(tokens) for one in llm._running().intake.requests(f"{name}-{i}", ids, params(settings), 0.0)]
 
 
 def core_of(llm: LLM) -> EngineCore:
-    assert llm._engine is not None
-    return llm._engine.core
+    return llm._running().core
 
 
 class Watch:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.kernels import native_library
 from foretoken.kernels.adapters import Factors
+from foretoken.kernels.execution import Execution
 from foretoken.kernels.native_abi import FUNCTIONS, NativeLowRank, PackedLinear, Precision
 
 LIBRARY = native_library.load()
@@ -34,6 +35,12 @@ INTEGERS = (Precision.INT8, *CODES)
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] for isa in ISAS])
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16} | dict.fromkeys(INTEGERS, torch.int8)  # of rows
 each_precision = pytest.mark.parametrize("precision", list(DTYPES), ids=lambda p: p.name.lower())
+OF_PRECISIONS = {
+    "float32": Execution(torch.float32),
+    "bfloat16": Execution(torch.bfloat16),
+    "int8": Execution(torch.bfloat16, quantization="int8"),
+    "int4": Execution(torch.bfloat16, quantization="int4"),
+}
 activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 activations |= {"relu": F.relu, "sigmoid": torch.sigmoid, "relu2": lambda x: F.relu(x).square()}
 

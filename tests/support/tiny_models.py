@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,19 @@ TEXT = [
 ] * 8
 
 
-def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """All 256 bytes, four special tokens and some merges: 300 tokens."""
+def byte_level(texts: Sequence[str], vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:
+    """All 256 bytes, special tokens, and merges of these texts."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        TEXT, trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False)
-    )
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), list(special_tokens)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    bpe = byte_level(TEXT, 300, SPECIAL_TOKENS)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=END)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
