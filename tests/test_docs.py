@@ -24,6 +24,7 @@ from foretoken.server.train.command import COMMANDS as TRAININGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "engine" / "demo_model" / "README.md", *(ROOT / "docs").rglob("*.md")])
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 SUBCOMMANDS = {"bench": BENCHES, "train": TRAININGS}
 FENCE = re.compile(r"^(`{3,4})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 
@@ -46,7 +47,7 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     prose = FENCE.sub("", text_of(page))
     targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", prose)
@@ -59,7 +60,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{target}: no such heading; there are {sorted(anchors(file))}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_files_and_targets_of_make_that_are_named_exist(page: Path) -> None:
     text, makefile = text_of(page), (ROOT / "Makefile").read_text()
     for name in re.findall(r"`((?:server|engine|proposers|kernels|docs|docker|tests)/[\w/.-]+)`", text):
@@ -101,7 +102,7 @@ def words_of_command(words: list[str]) -> tuple[str, ...]:
     return tuple(words[:2] if words[0] in SUBCOMMANDS else words[:1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_commands_have_the_flags_that_they_are_shown_with(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORETOKEN_CONFIG", raising=False)
     check_commands(commands(page))
@@ -136,7 +137,7 @@ def json_values(block: str) -> None:
         block = block[end:]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_page
 def test_code_can_be_read(page: Path) -> None:
     read = {"python": ast.parse, "json": json_values, "yaml": yaml.safe_load}
     for _, language, block in FENCE.findall(text_of(page)):

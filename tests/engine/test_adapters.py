@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from random_adapters import Pairs, merged_model, pairs_for, save_adapter
+from saying import said
 
 from foretoken import LLM, LoRARequest, SamplingParams
 from foretoken.engine import model
@@ -29,7 +30,7 @@ WITH_LORA: dict[str, Any] = {**OPTIONS, "enable_lora": True, "max_loras": 2, "ma
 
 
 def texts(llm: LLM, params: SamplingParams, adapters: list[LoRARequest | None] | LoRARequest | None = None) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False, lora_request=adapters)]
+    return said(llm, PROMPTS, params, lora_request=adapters)
 
 
 @pytest.fixture(scope="module")

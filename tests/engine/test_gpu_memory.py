@@ -14,6 +14,8 @@ from foretoken.kernels.layout import ForwardOutput, StateRoom
 
 GB = 10**9
 
+LARGEST = SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12)
+
 
 def plan(**changes: int | float) -> GpuMemory:
     sizes = {"total": 141 * GB, "utilization": 0.9, "free": 124 * GB, "weights": 16 * GB, "step": 2 * GB, "graphs": GB // 2}
@@ -55,7 +57,7 @@ def test_the_largest_step_has_all_tokens_and_all_scores(monkeypatch: pytest.Monk
         return seen[-1]
 
     monkeypatch.setattr(executor.network, "run", kept)
-    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    run_largest_step([executor], LARGEST, 16)
     (output,) = seen
     assert output.logits is not None and output.logits.shape == (20, executor.vocab_size)
     assert len(output.hidden) == 3 and all(len(state) == 48 for state in output.hidden.values())
@@ -64,7 +66,7 @@ def test_the_largest_step_has_all_tokens_and_all_scores(monkeypatch: pytest.Monk
 def test_the_largest_step_leaves_nothing_behind() -> None:
     """A graph of it would keep the small cache, and its share of the graphs' memory, for ever."""
     executor = GraphExecutor(small_network(max_position_embeddings=64), recorder=FakeRecorder())
-    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    run_largest_step([executor], LARGEST, 16)
     assert executor.captured.num_graphs == 0 and not executor._passes
 
 
@@ -72,7 +74,7 @@ def test_the_largest_step_of_a_recurrent_network_has_states(monkeypatch: pytest.
     executor = GraphExecutor(small_network("qwen3_5"))
     allocate, rooms = executor.network.allocate, []
     monkeypatch.setattr(executor.network, "allocate", lambda *given: rooms.append(given[2]) or allocate(*given))
-    run_largest_step([executor], SchedulerConfig(max_num_batched_tokens=48, max_num_seqs=8, max_draft_tokens_per_step=12), 16)
+    run_largest_step([executor], LARGEST, 16)
     assert isinstance(rooms[0], StateRoom)
 
 

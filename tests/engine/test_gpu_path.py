@@ -15,10 +15,12 @@ import pytest
 import torch
 from as_on_a_gpu import bind_as_on_a_gpu, engines_elsewhere
 from orthrus_targets import orthrus_of
+from overlapping import runner_of
 from random_adapters import pairs_for, save_adapter
 from random_drafters import write
 from recurrent_models import save_qwen3_5
 from safetensors.torch import load_file, save_file
+from saying import check_engine, said, token_ids
 from tiny_models import save_llama
 from variants import slow_but
 
@@ -79,8 +81,7 @@ def say(llm: LLM, method: str, **params: Any) -> list[list[int]]:
         SamplingParams(**{"max_tokens": 20, "ignore_eos": True, "seed": i, "speculation": {"method": method}, **params})
         for i in range(len(PROMPTS))
     ]
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], each, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return said(llm, PROMPTS, each)
 
 
 def made(method: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -106,16 +107,14 @@ def test_outputs_are_those_of_the_plain_executor(
 ) -> None:
     target, config = made(method, target, tmp_path)
     with LLM(target, config, **OPTIONS) as llm:
-        runner = llm._running().core.runner
-        assert isinstance(runner, OverlappedRunner)
+        runner = runner_of(llm._running().core)
         name = NAMED.get(method, method)
         found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (name, 0))}
         drawn = say(llm, name, temperature=0.9, top_p=0.9)
         assert runner.num_used >= 10 and llm.stats().num_draft_tokens > 0 and runner.num_matched > 0
         assert num_early(llm) > 20 or method in NEVER_EARLY
         assert runner.num_used > 40 or method in NEVER_EARLY, "the target waited for the host to see the guesses"
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
-        llm._running().core.check()
+        check_engine(llm)
     monkeypatch.undo()
     with LLM(target, {"method": "off"}, **OPTIONS) as plain:
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
@@ -129,13 +128,11 @@ def test_what_is_looked_up_needs_no_host(target: Path, as_on_a_gpu: None, match:
     bias = {token: 20.0 for token in (40, 41)}  # few texts of two tokens do not
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3, "match": match}
     with LLM(target, {**config, "adaptive": False}, **OPTIONS) as llm:
-        runner = llm._running().core.runner
-        assert isinstance(runner, OverlappedRunner)
+        runner = runner_of(llm._running().core)
         found = say(llm, "ngram", max_tokens=120, temperature=0, logit_bias=bias)
         stats = llm.stats()
         assert stats.num_accepted_tokens > 100 and runner.num_used > 0.5 * stats.num_steps
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats())
-        llm._running().core.check()
+        check_engine(llm)
     monkeypatch.undo()
     with LLM(target, {"method": "off"}, **OPTIONS) as plain:
         assert found == say(plain, "off", max_tokens=120, temperature=0, logit_bias=bias)
@@ -147,8 +144,7 @@ def test_acceptance_by_decree_needs_no_host(target: Path, as_on_a_gpu: None, mon
     options = {**OPTIONS, "allow_synthetic_acceptance": True}
     settings: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}]
     with LLM(target, config, **options) as llm:
-        runner = llm._running().core.runner
-        assert isinstance(runner, OverlappedRunner)
+        runner = runner_of(llm._running().core)
         found = [say(llm, "synthetic", max_tokens=60, **settings[0])]
         assert runner.num_used > 0.6 * llm.stats().num_steps and runner.num_matched > 0
         found.append(say(llm, "synthetic", max_tokens=60, **settings[1]))
@@ -171,8 +167,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
     with llm:
         found = [say(llm, NAMED.get(method, method), **params) for params in settings]
         assert llm.stats().num_draft_tokens > 0 and len(device.calls) > 10_000
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
-        llm._running().core.check()
+        check_engine(llm)
     monkeypatch.undo()
     with LLM(target, {"method": "off"}, **OPTIONS) as plain:
         assert found == [say(plain, "off", **params) for params in settings]
@@ -288,9 +283,9 @@ def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as
         return forward
 
     def answers(llm: LLM) -> tuple[list[list[int]], list[float]]:
-        found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        found = llm.generate(prompts, params, use_tqdm=False)
         scores = [one.logprob for output in found for part in output.prompt_logprobs or [] if part for one in part.values()]
-        return [list(output.outputs[0].token_ids) for output in found], scores
+        return token_ids(found), scores
 
     with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, **options) as llm:
         runner = llm._running().core.runner
@@ -322,8 +317,7 @@ def test_rows_keep_their_adapters_where_steps_overlap(
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     def texts(llm: LLM) -> list[list[int]]:
-        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-        return [output.outputs[0].token_ids for output in llm.generate(prompts, greedy, use_tqdm=False, lora_request=requests)]
+        return said(llm, PROMPTS, greedy, lora_request=requests)
 
     with LLM(target, {"method": "off"}, enable_lora=True, **OPTIONS) as llm:
         expected = texts(llm)

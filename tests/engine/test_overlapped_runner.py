@@ -11,7 +11,7 @@ import overlapping
 import pytest
 import simulation
 import torch
-from overlapping import ChainHashModel, overlapped_core, plain_core
+from overlapping import ChainHashModel, overlapped_core, plain_core, runner_of
 from simulation import World, fresh, simulate
 
 from foretoken.engine import overlapped_runner
@@ -30,6 +30,8 @@ from foretoken.proposers.base import Draft, DraftContext, Proposer
 from foretoken.proposers.config import PredictionConfig, SpeculativeConfig
 from foretoken.proposers.prediction import PredictionProposer
 
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+
 
 class Counting(OverlappedRunner):
     """How many of the steps that were begun had guesses."""
@@ -41,6 +43,12 @@ class Counting(OverlappedRunner):
         forward = super().start(plan)
         self.num_with_guesses += self.num_used > before and any(row.draft_token_ids for row in plan.rows)
         return forward
+
+
+def wide_world() -> World:
+    world = World(5)
+    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    return world
 
 
 def num_failed(caplog: pytest.LogCaptureFixture) -> int:
@@ -105,8 +113,7 @@ def test_what_was_begun_for_another_step_is_dropped(caplog: pytest.LogCaptureFix
         world.block_size, world.config = dice.choice([1, 2, 4]), replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
         drafter = simulation.draft_model("draft_model", ChainHashModel(simulation.VOCAB, errs=seed % 2 > 0), 200, world.block_size, 3)
         core = overlapped_core(world, [drafter], SpeculativeConfig(disable_by_batch_size=16), 200)
-        settings = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
-        requests = [Request(f"r{i}", [1, 2, 3 + i], settings, 0.0, 30 + i, seed=i) for i in range(3)]
+        requests = [Request(f"r{i}", [1, 2, 3 + i], GREEDY, 0.0, 30 + i, seed=i) for i in range(3)]
         propose, verify, kv = core.proposers.propose, core.verifier.verify, core.scheduler.kv
 
         def changed(context: DraftContext, propose: Any = propose, dice: random.Random = dice) -> Draft:
@@ -134,16 +141,14 @@ def test_what_was_begun_for_another_step_is_dropped(caplog: pytest.LogCaptureFix
                     kv.roll_back(request.request_id)
         for request in requests:
             assert request.token_ids[3:] == simulation.run_alone(world, fresh(request))
-        runner = core.runner
-        assert isinstance(runner, OverlappedRunner)
+        runner = runner_of(core)
         used, dropped = used + runner.num_used, dropped + runner.num_ahead - runner.num_used
     assert used > 200 and dropped > 100
     assert num_failed(caplog) == faults > 50
 
 
 def decoding_core(num_rows: int, max_tokens: int, **params: Any) -> EngineCore:
-    world = World(5)
-    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    world = wide_world()
     core = overlapped_core(world, [], SpeculativeConfig(off=True), 200)
     for row in range(num_rows):
         settings = SamplingParams(temperature=params.get("temperature", 0.0), ignore_eos=True, detokenize=False, max_tokens=None)
@@ -164,21 +169,19 @@ def test_plain_decoding_is_one_step_ahead_all_the_time() -> None:
     """Blocks are crossed, and the last step of all rows is known to be the last."""
     core = decoding_core(num_rows=5, max_tokens=30)
     steps = finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     assert (steps, runner.num_ahead, runner.num_used) == (30, 28, 28)  # the first two show that nothing changes
 
 
 def test_rows_that_end_leave_the_others_ahead() -> None:
     core = decoding_core(num_rows=3, max_tokens=30)
-    core.add_request(Request("short", [7, 8], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 0.0, 9, seed=0))
+    core.add_request(Request("short", [7, 8], GREEDY, 0.0, 9, seed=0))
     for step in range(14):
         core.step(0.0)
         if step == 10:
             core.abort("r1")  # what was begun holds one row too many
     finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     assert runner.num_ahead == runner.num_used == 28
 
 
@@ -194,17 +197,15 @@ def test_rows_that_draw_are_ahead_too() -> None:
     for request in drawn:
         core.add_request(request)
     finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     assert runner.num_ahead == runner.num_used == 23
     assert [request.token_ids[3:] for request in drawn] == expected
 
 
 def test_a_guess_that_is_found_throws_no_step_away() -> None:
     """The prediction is the end of the answer: it is found in mid-text, while the next plain step is under way."""
-    world = World(5)
-    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
-    request = Request("r", [1, 2, 3], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 0.0, 60, seed=0)
+    world = wide_world()
+    request = Request("r", [1, 2, 3], GREEDY, 0.0, 60, seed=0)
     answer = simulation.run_alone(world, request)
     request = fresh(request)
     request.prediction = answer[30:]
@@ -214,16 +215,14 @@ def test_a_guess_that_is_found_throws_no_step_away() -> None:
     core.controller = core.scheduler.controller = Controller(SpeculativeConfig(), tuple(infos), costs)
     core.add_request(request)
     steps = finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     assert request.token_ids[3:] == answer and steps < 45
     assert runner.num_used == runner.num_ahead >= 15
 
 
 def test_steps_that_are_begun_in_vain_are_begun_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     core = decoding_core(num_rows=2, max_tokens=300)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     with monkeypatch.context() as patched:
         patched.setattr(overlapped_runner._Expected, "nodes", lambda *_: None)  # nothing that is planned is what was begun
         for _ in range(150):
@@ -249,16 +248,13 @@ def test_a_step_that_cannot_be_begun_harms_nobody(monkeypatch: pytest.MonkeyPatc
 
 def test_a_row_that_the_drafter_cannot_read_stops_nobody() -> None:
     """Its text is longer than the drafter can read."""
-    world = World(5)
-    world.block_size, world.config = 4, replace(world.config, max_num_batched_tokens=512, max_num_seqs=16)
+    world = wide_world()
     drafter = simulation.draft_model("draft_model", ChainHashModel(simulation.VOCAB), 200, 4, 3, max_model_len=60)
     core = overlapped_core(world, [drafter], SpeculativeConfig(disable_by_batch_size=16), 200)
-    settings = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
     for i, length in enumerate((3, 3, 70)):
-        core.add_request(Request(f"r{i}", [1 + (i + n) % 9 for n in range(length)], settings, 0.0, 12 if i == 2 else 60, seed=i))
+        core.add_request(Request(f"r{i}", [1 + (i + n) % 9 for n in range(length)], GREEDY, 0.0, 12 if i == 2 else 60, seed=i))
     steps = finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner)
+    runner = runner_of(core)
     assert runner.num_ahead == runner.num_used > steps - 8
 
 
@@ -274,13 +270,13 @@ def test_a_request_that_comes_is_served_behind_the_step_that_has_begun() -> None
     core = decoding_core(num_rows=2, max_tokens=20)
     for _ in range(5):
         core.step(0.0)
-    late = Request("late", [4, 5, 6], SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False), 1.0, 4, seed=0)
+    late = Request("late", [4, 5, 6], GREEDY, 1.0, 4, seed=0)
     expected = simulation.run_alone(World(5), fresh(late))
     core.add_request(late)
     assert [{delta.request_id for delta in core.step(1.0)} for _ in range(2)] == [{"r0", "r1"}, {"r0", "r1", "late"}]
     finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner) and runner.num_ahead == runner.num_used
+    runner = runner_of(core)
+    assert runner.num_ahead == runner.num_used
     assert late.token_ids[3:] == expected
 
 
@@ -295,6 +291,6 @@ def test_logits_are_copied_only_where_nobody_has_chosen_yet(monkeypatch: pytest.
     monkeypatch.setattr(started, "full_logits", counted)
     core = decoding_core(num_rows=3, max_tokens=30, temperature=1.0)
     steps = finish(core)
-    runner = core.runner
-    assert isinstance(runner, OverlappedRunner) and runner.num_used == 28 and steps == 30
+    runner = runner_of(core)
+    assert runner.num_used == 28 and steps == 30
     assert not any(copied)

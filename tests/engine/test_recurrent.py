@@ -11,6 +11,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from recurrent_models import save_qwen3_5
+from saying import said
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
@@ -45,14 +46,10 @@ def an_llm(folder: Path, executor: str, speculation: dict[str, Any] | list[dict[
     return LLM(str(folder), executor=executor, speculative_config=fixed(speculation), **settings)
 
 
-def prompts() -> list[dict[str, list[int]]]:
+def prompts() -> list[list[int]]:
     dice = torch.Generator().manual_seed(4)
     texts = [torch.randint(40, 4000, (length,), generator=dice).tolist() for length in (1, 5, 16, 33, 70)]
-    return [{"prompt_token_ids": text + text[:4]} for text in texts]
-
-
-def said(llm: LLM, params: SamplingParams, asked: list[dict[str, list[int]]]) -> list[list[int]]:
-    return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params, use_tqdm=False)]
+    return [text + text[:4] for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +62,8 @@ def test_it_says_what_transformers_says(folder: Path, plain: LLM):
     from transformers import Qwen3_5ForCausalLM
 
     model: Any = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for asked, got in zip(prompts(), said(plain, GREEDY, prompts()), strict=True):
-        ids = torch.tensor([asked["prompt_token_ids"]])
+    for asked, got in zip(prompts(), said(plain, prompts(), GREEDY), strict=True):
+        ids = torch.tensor([asked])
         expected = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1)[0, ids.shape[1] :]
         assert got == expected.tolist()
 
@@ -76,7 +73,7 @@ def test_guesses_change_nothing(folder: Path, executor: str, plain: LLM, specula
     with an_llm(folder, executor, speculation) as llm:
         for params in (GREEDY, SEEDED):
             for _ in range(2):  # the second time suffixes know what will be said, and prefixes are cached
-                assert said(llm, params, prompts()) == said(plain, params, prompts())
+                assert said(llm, prompts(), params) == said(plain, prompts(), params)
         (stats,) = (p for p in llm._running().core.stats().proposers if p.num_draft_tokens)
         assert stats.num_draft_tokens > 50
         if speculation is SUFFIX:
@@ -86,19 +83,19 @@ def test_guesses_change_nothing(folder: Path, executor: str, plain: LLM, specula
 def test_prompts_in_pieces_and_rows_pushed_out(folder: Path, executor: str, plain: LLM):
     # 12 blocks hold two of the longer texts: others are pushed out and computed anew.
     with an_llm(folder, executor, [LOOKUP, SUFFIX], max_num_batched_tokens=24, num_gpu_blocks_override=12) as llm:
-        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+        assert said(llm, prompts(), SEEDED) == said(plain, prompts(), SEEDED)
         assert llm._running().core.stats().num_preemptions > 0
 
 
 def test_a_conversation_goes_on_where_it_was(folder: Path, executor: str, plain: LLM):
-    (text,) = (asked["prompt_token_ids"] for asked in prompts()[-1:])
+    text = prompts()[-1]
     with an_llm(folder, executor, LOOKUP) as llm:
-        (answer,) = said(llm, GREEDY, [{"prompt_token_ids": text}])
-        asked = [{"prompt_token_ids": [*text, *answer, 77, 78]}]
+        (answer,) = said(llm, [text], GREEDY)
+        asked = [[*text, *answer, 77, 78]]
         result = llm.generate(asked, GREEDY, use_tqdm=False)[0]
         # All full blocks of the first turn but the last, whose state nobody came past, or that one too.
         assert (result.num_cached_tokens or 0) >= (len(text) + len(answer)) // 16 * 16 - 16
-        assert list(result.outputs[0].token_ids) == said(plain, GREEDY, asked)[0]
+        assert list(result.outputs[0].token_ids) == said(plain, asked, GREEDY)[0]
 
 
 def test_a_shared_beginning_is_computed_twice_and_then_known(folder: Path, executor: str, plain: LLM):
@@ -106,10 +103,10 @@ def test_a_shared_beginning_is_computed_twice_and_then_known(folder: Path, execu
     with an_llm(folder, executor, LOOKUP) as llm:
         cached = []
         for tail in (50, 51, 52):
-            asked = [{"prompt_token_ids": [*stem, *[tail] * 20]}]
+            asked = [[*stem, *[tail] * 20]]
             result = llm.generate(asked, GREEDY, use_tqdm=False)[0]
             cached.append(result.num_cached_tokens)
-            assert list(result.outputs[0].token_ids) == said(plain, GREEDY, asked)[0]
+            assert list(result.outputs[0].token_ids) == said(plain, asked, GREEDY)[0]
     assert cached == [0, 0, 64]
 
 
@@ -132,7 +129,7 @@ def test_requests_wait_for_a_state(folder: Path, executor: str, plain: LLM):
         share = llm._running().core.runner.states
         assert share is not None and share.num_seats < len(prompts())
         assert any(line.startswith("states") for line in llm._running().banner)
-        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+        assert said(llm, prompts(), SEEDED) == said(plain, prompts(), SEEDED)
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -143,7 +140,7 @@ def test_costs_are_measured_and_guesses_adapt(
     settings = {"dtype": "float32", "kv_cache_gb": 0.2, "max_num_seqs": 8, "enable_prefix_caching": caching}
     with LLM(str(folder), executor=executor, speculative_config=[LOOKUP, SUFFIX], **settings) as llm:
         assert [*tmp_path.rglob("*.json")]
-        assert said(llm, SEEDED, prompts()) == said(plain, SEEDED, prompts())
+        assert said(llm, prompts(), SEEDED) == said(plain, prompts(), SEEDED)
 
 
 def test_too_little_room_for_one_state_is_told(folder: Path):

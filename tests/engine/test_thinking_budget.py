@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from saying import said
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import InvalidRequest
@@ -96,7 +97,7 @@ def test_a_budget_is_a_number(wrong: Any) -> None:
 
 def answers(llm: LLM, method: str, each: Sequence[SamplingParams]) -> list[list[int]]:
     asked = [replace(params, speculation={"method": method}) for params in each]
-    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, asked, use_tqdm=False)]
+    return said(llm, PROMPTS, asked)
 
 
 @pytest.mark.parametrize("executor", ["auto", "torch"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from decoding import ragged
+from decoding import assert_same_chains, ragged
 from small_networks import random_weights, small_network, small_program
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,12 +63,7 @@ def test_a_chain_on_the_device_is_the_chain_by_steps(mapped: bool, drawing: Draw
         cache.fill_(7.0)
     expected = run_chain_by_steps(executor, batch, expected_kv, counts, drawing)
     found = GraphExecutor(executor).run_chain(batch, kv, counts, drawing)
-    for chain, count in enumerate(counts.tolist()):
-        assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
-        torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
-        if expected.logits is not None:
-            assert found.logits is not None
-            torch.testing.assert_close(found.logits[chain, :count], expected.logits[chain, :count])
+    assert_same_chains(found, expected, counts)
     for a, b in zip((*kv.k, *kv.v), (*expected_kv.k, *expected_kv.v), strict=True):
         torch.testing.assert_close(a, b)  # nothing else is written
 
@@ -85,9 +80,7 @@ def test_a_padded_chain_is_the_same() -> None:
     static.fill(batch)
     padded = torch.nn.functional.pad(counts, (0, 6), value=1)
     found = executor._chain_by_ops(static.batch, padded_kv, padded, 5, None, None, None)
-    for chain, count in enumerate(counts.tolist()):
-        assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
-        torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+    assert_same_chains(found, expected, counts)
     for a, b in zip((*kv.k, *kv.v), (*padded_kv.k, *padded_kv.v), strict=True):
         torch.testing.assert_close(a, b)
 

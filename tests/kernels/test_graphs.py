@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding import ragged
+from decoding import assert_same_chains, ragged
 from fake_graphs import FakeRecorder
 from recurrent_rows import StateRow, scores_of_two, small_cache, state_batch, two_lives
 from small_networks import small_network
@@ -18,7 +18,7 @@ from small_networks import small_network
 from foretoken.kernels import graphs, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.graphs import FEW_OPS, PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
-from foretoken.kernels.layout import FINAL, Draws, RaggedBatch
+from foretoken.kernels.layout import FINAL, Draws, KVTensors, RaggedBatch
 from foretoken.kernels.ops import Linear
 from foretoken.kernels.program import row_program
 from foretoken.kernels.static_batch import Ladder, StaticBatch
@@ -32,6 +32,10 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 160
 def recording() -> tuple[GraphExecutor, FakeRecorder]:
     recorder = FakeRecorder()
     return GraphExecutor(small_network(max_position_embeddings=512), recorder=recorder), recorder
+
+
+def cache_of(executor: GraphExecutor | TorchExecutor) -> KVTensors:
+    return executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
 
 
 def rows(*lengths: int, seed: int = 0, first_block: int = 0, all_logits: bool = True) -> RaggedBatch:
@@ -62,7 +66,7 @@ def seen_by(executor: GraphExecutor, monkeypatch: pytest.MonkeyPatch) -> list[Ra
 
 def test_a_shape_is_recorded_when_it_is_first_wanted() -> None:
     executor, recorder = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     for batch in (rows(3, 2), rows(3, 2, seed=1), rows(4, 1, seed=2)):
         executor.run(batch, kv)
     assert executor.captured.num_graphs == 1 and recorder.num_replays == 3
@@ -72,7 +76,7 @@ def test_a_shape_is_recorded_when_it_is_first_wanted() -> None:
 
 def test_while_somebody_waits_only_what_comes_often_is_recorded() -> None:
     executor, recorder = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     executor.capture(kv, (), most_rows=2)
     ready = executor.captured.num_graphs
     assert ready > 0
@@ -93,7 +97,7 @@ def test_what_is_not_recorded_goes_with_what_has_room_for_it() -> None:
     """Near a request's end it has room for fewer guesses than others, say: nobody waits for hundreds of launches, or for a recording."""
     executor, recorder = recording()
     plain = executor.network
-    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), plain.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv, other = cache_of(executor), cache_of(plain)
     executor.capture(kv, (0, 2), most_rows=1, tokens_per_row=5)
     ready = executor.captured.num_graphs
     executor.be_patient()
@@ -112,7 +116,7 @@ def test_what_is_not_recorded_goes_with_what_has_room_for_it() -> None:
 
 def test_what_has_no_recorded_one_near_its_size_runs_op_by_op() -> None:
     executor, recorder = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     executor.run(rows(40), kv)
     executor.be_patient()
     executor.run(rows(3), kv)
@@ -126,7 +130,7 @@ def test_what_is_not_recorded_has_been_computed_once_before_somebody_waits(monke
     """So that its kernels are there. Nothing of it is written, and it is no pass that comes often."""
     recorder = FakeRecorder()
     executor = GraphExecutor(small_network(), Ladder((1, 2, 4, 8)), recorder)
-    kv, batches = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), seen_by(executor, monkeypatch)
+    kv, batches = cache_of(executor), seen_by(executor, monkeypatch)
     executor.capture(kv, (), most_rows=2, most_tokens=20)
     sizes = {(len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices)) for batch in batches}
     assert sizes >= {(rung.tokens, rung.rows, rung.scores) for rung in executor.ladder.samples(20, 2)} >= {(8, 1, 8), (20, 2, 2)}
@@ -140,7 +144,7 @@ def test_replays_are_what_the_ops_are(is_patient: bool) -> None:
     if is_patient:
         executor.be_patient()
     plain = executor.network
-    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), plain.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv, other = cache_of(executor), cache_of(plain)
     many = rows(140, 3, 1, all_logits=False)
     firsts = dataclasses.replace(rows(5, 6), first_places=torch.tensor([2, 0], dtype=torch.int32))
     batches = [rows(5, 1, 7), firsts, rows(2, 2, 2), many, dataclasses.replace(firsts, first_places=None), rows(1)]
@@ -159,7 +163,7 @@ def test_replays_are_what_the_ops_are(is_patient: bool) -> None:
 def test_a_batch_that_lies_on_the_device_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same graph as one of the host."""
     executor, _ = recording()
-    kv, batch = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), rows(3, 2)
+    kv, batch = cache_of(executor), rows(3, 2)
     expected = executor.run(batch, kv)
     taken: list[RaggedBatch] = []
     take = StaticBatch.take
@@ -175,7 +179,7 @@ def test_what_a_recording_does_once_more_is_the_present_batch() -> None:
     """Places of the batch before may hold another request's tokens by then."""
     executor, _ = recording()
     executor.be_patient()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     assert isinstance(kv, TorchKV)
     before = rows(3, 2)
     for _ in range(PATIENCE):
@@ -189,7 +193,7 @@ def test_what_a_recording_does_once_more_is_the_present_batch() -> None:
 
 def test_a_chunk_of_a_prompt_is_not_scored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, _ = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     batches = seen_by(executor, monkeypatch)
     executor.run(rows(300, 1, all_logits=False), kv)
     assert len(batches[-1].token_ids) == 320 and len(batches[-1].logits_indices) == 64
@@ -199,7 +203,7 @@ def test_a_chunk_of_a_prompt_is_not_scored_whole(monkeypatch: pytest.MonkeyPatch
 
 def test_attention_looks_for_first_places_only_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, _ = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     batches = seen_by(executor, monkeypatch)
     executor.run(rows(5, 3), kv)
     assert batches and all(batch.first_places is None for batch in batches)
@@ -218,22 +222,20 @@ DRAWING = {
 def test_recorded_chains_are_chains_by_steps(drawing: Draws | None) -> None:
     executor, recorder = recording()
     executor.be_patient()
-    kv, other = executor.allocate(NUM_BLOCKS, BLOCK_SIZE), executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv, other = cache_of(executor), cache_of(executor)
     for turn in range(PATIENCE + 3):
         batch = dataclasses.replace(rows(3, 2, seed=turn, all_logits=False), full_logits=torch.zeros(0, dtype=torch.int64))
         counts = torch.tensor([[4, 2], [1, 4], [4, 4]][turn % 3])
         expected = run_chain_by_steps(executor.network, batch, other, counts, drawing)
         found = executor.run_chain(batch, kv, counts, drawing)
-        for chain, count in enumerate(counts.tolist()):
-            assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
-            torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+        assert_same_chains(found, expected, counts)
     assert executor.captured.num_graphs == 1 and recorder.num_replays == 3
 
 
 def test_block_tables_are_kept_once_for_all_shapes() -> None:
     """They are as long as the longest text: beside them all else that a shape needs is small."""
     executor, _ = recording()
-    kv = executor.allocate(NUM_BLOCKS, BLOCK_SIZE)
+    kv = cache_of(executor)
     executor.capture(kv, (), most_rows=4, tokens_per_row=3)
     tables = {prepared.static.batch.block_tables.data_ptr() for prepared in executor._passes.values()}
     assert len(executor._passes) > 6 and len(tables) == 1

@@ -58,6 +58,7 @@ SHAPES = {
 }  # fmt: skip
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
+Model = tuple[Program, dict[str, torch.Tensor]]
 
 
 def a_program(*middle: Op, x: str = "y", head: tuple[Op, ...] = (), **inputs: int) -> Program:
@@ -244,7 +245,7 @@ def test_what_cannot_be_lowered_says_so() -> None:
     assert native.supports(a_program(x="x"), FLOAT32) is None
 
 
-def a_model(tied: bool, experts: int = 0, kind: Any = transformers.MixtralConfig) -> tuple[Program, dict[str, torch.Tensor]]:
+def a_model(tied: bool, experts: int = 0, kind: Any = transformers.MixtralConfig) -> Model:
     """A Llama, or a Mixtral or another with experts."""
     sizes: dict[str, Any] = dict(
         hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=300,
@@ -260,11 +261,11 @@ def a_model(tied: bool, experts: int = 0, kind: Any = transformers.MixtralConfig
 
 
 @pytest.fixture(scope="module", params=[(0,), (5,), (5, transformers.GptOssConfig)], ids=["llama", "mixtral", "gpt_oss"])
-def model(request: pytest.FixtureRequest) -> tuple[Program, dict[str, torch.Tensor]]:
+def model(request: pytest.FixtureRequest) -> Model:
     return a_model(True, *request.param)
 
 
-def test_hidden_states_of_all_tokens(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_hidden_states_of_all_tokens(model: Model) -> None:
     batch = batch_of([Row(list(range(30)), 0, [0, 1]), Row([5], 0, [2])])
     batch = replace(batch, logits_indices=torch.tensor([29, 30]), full_logits=torch.tensor([1]))
     wanted = (0, 1, 2, 3, FINAL)
@@ -279,7 +280,7 @@ def test_hidden_states_of_all_tokens(model: tuple[Program, dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("execution", [FLOAT32, BFLOAT16, Execution(torch.bfloat16, quantization="int8")], ids=["f32", "bf16", "int8"])
-def test_a_chain_in_one_call_is_a_chain_by_steps(model: tuple[Program, dict[str, torch.Tensor]], execution: Execution) -> None:
+def test_a_chain_in_one_call_is_a_chain_by_steps(model: Model, execution: Execution) -> None:
     executor = NativeExecutor(*model, execution)
     batch = batch_of([Row(list(range(20)), 0, [0, 1, 2]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([8, 9, 10], 0, [6, 7])])
     batch = replace(batch, logits_indices=torch.tensor([19, 21, 25]))  # the third row only ingests
@@ -296,7 +297,7 @@ def test_a_chain_in_one_call_is_a_chain_by_steps(model: tuple[Program, dict[str,
             assert torch.equal(ours, theirs)
 
 
-def test_chains_drawn_by_chance_are_those_drawn_by_steps(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_chains_drawn_by_chance_are_those_drawn_by_steps(model: Model) -> None:
     executor = NativeExecutor(*model, BFLOAT16)
     batch = batch_of([Row([1, 2, 3], 0, [0, 1]), Row([5, 6], 0, [3, 4]), Row([7], 0, [5]), Row([9, 9], 0, [6])])
     batch = replace(batch, logits_indices=torch.tensor([2, 4, 5, 7]))
@@ -343,7 +344,7 @@ def test_rows_that_are_not_finite_say_so_and_harm_nobody(experts: int) -> None:
     assert torch.equal(again.top, expected.top)
 
 
-def test_empty_passes_are_legal(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_empty_passes_are_legal(model: Model) -> None:
     executor = NativeExecutor(*model, BFLOAT16)
     kv = executor.allocate(4, BLOCK_SIZE)
     batch = replace(batch_of([Row([1, 2], 0, [0]), Row([], 0, [1])]), logits_indices=torch.tensor([], dtype=torch.int64))
@@ -353,12 +354,12 @@ def test_empty_passes_are_legal(model: tuple[Program, dict[str, torch.Tensor]]) 
     assert executor.run_chain(batch, kv, torch.tensor([], dtype=torch.int64)).token_ids.shape == (0, 0)
 
 
-def test_the_cache_has_blocks_of_16(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_the_cache_has_blocks_of_16(model: Model) -> None:
     with pytest.raises(ValueError, match="use block_size 16"):
         NativeExecutor(*model, BFLOAT16).allocate(4, 8)
 
 
-def test_passes_from_several_threads_take_turns(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_passes_from_several_threads_take_turns(model: Model) -> None:
     executors = [NativeExecutor(*model, BFLOAT16) for _ in range(3)]
     batch = batch_of([Row(list(range(40)), 0, [0, 1, 2])])
     expected = executors[0].run(batch, executors[0].allocate(4, BLOCK_SIZE)).logits
@@ -372,7 +373,7 @@ def test_passes_from_several_threads_take_turns(model: tuple[Program, dict[str, 
         assert all(threads.map(many_times, executors))
 
 
-def test_idle_threads_sleep(model: tuple[Program, dict[str, torch.Tensor]]) -> None:
+def test_idle_threads_sleep(model: Model) -> None:
     executor = NativeExecutor(*model, BFLOAT16)
     kv = executor.allocate(4, BLOCK_SIZE)
     executor.run(batch_of([Row([1], 0, [0])]), kv)

@@ -115,6 +115,10 @@ def test_chunks_decodes_and_rows_equal_transformers(name: str, oracles: dict[str
     close(oracle.run((0, 24, a[24:30], [])).logits, expected_a[24:30])  # a chain
 
 
+def path_to(node: int, tree: list[int], parents: list[int]) -> list[int]:
+    return [*path_to(parents[node], tree, parents), tree[node]] if node >= 0 else []
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_tree_path_equals_its_chain(name: str, oracles: dict[str, Oracle]):
     oracle = oracles[name]
@@ -126,11 +130,7 @@ def test_every_tree_path_equals_its_chain(name: str, oracles: dict[str, Oracle])
     assert logits is not None
     close(logits[0], oracle.logits(context)[-1])
     for node in range(len(tree)):
-        path, current = [], node
-        while current >= 0:
-            path.insert(0, tree[current])
-            current = parents[current]
-        close(logits[1 + node], oracle.logits(context + path)[-1])
+        close(logits[1 + node], oracle.logits(context + path_to(node, tree, parents))[-1])
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -142,11 +142,7 @@ def test_a_tree_has_up_to_64_nodes(deep: bool, oracles: dict[str, Oracle]):
     logits = oracle.run((2, 4, [context[-1], *tree], parents)).logits
     assert logits is not None
     for node in (20, 50, 63):
-        path, current = [], node
-        while current >= 0:
-            path.insert(0, tree[current])
-            current = parents[current]
-        close(logits[1 + node], oracle.logits(context + path)[-1])
+        close(logits[1 + node], oracle.logits(context + path_to(node, tree, parents))[-1])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -13,13 +13,13 @@ from as_on_a_gpu import engines_elsewhere
 from fixed_k import fixed
 from gemma4_assistants import WINDOW, K, save_assistant, save_target
 from safetensors.torch import load_file, save_file
+from saying import Made, check_engine, heard, said
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
 from foretoken.proposers import assistant as assistant_module
-from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.last_state import LastStateProposer
 
 PROMPTS = ["Hello there", "The quick brown fox jumps over", "a"]
@@ -27,8 +27,6 @@ NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "
 if native.availability().isa is not None:
     NETWORKS["native"] = {"executor": "native", "dtype": "float32"}
     NETWORKS["narrow"] = {"executor": "native", "dtype": "bfloat16", "kv_cache_dtype": "int8"}
-Made = tuple[list[int], list[int]]
-"""A text and what was guessed behind it."""
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +64,7 @@ class Reference:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     """Everything that is guessed."""
-    found: list[Made] = []
-    propose = LastStateProposer.propose
-
-    def noted(self: LastStateProposer, context: DraftContext) -> Draft:
-        texts = [list(row.token_ids) for row in context.rows]
-        draft = propose(self, context)
-        for text, start, end in zip(texts, draft.start_loc, draft.start_loc[1:], strict=False):
-            found.extend([(text, draft.token_ids[start:end])] if end > start else [])
-        return draft
-
-    monkeypatch.setattr(LastStateProposer, "propose", noted)
-    return found
+    return heard(monkeypatch, LastStateProposer)
 
 
 @pytest.fixture(params=NETWORKS)
@@ -88,8 +75,7 @@ def running(request: pytest.FixtureRequest, target: Path, assistant: Path) -> It
 
 
 def generate(llm: LLM, **settings: Any) -> list[list[int]]:
-    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True, seed=5, **settings), use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return said(llm, PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True, seed=5, **settings))
 
 
 def test_guesses_are_those_of_transformers(running: tuple[str, LLM], target: Path, assistant: Path, made: list[Made]) -> None:
@@ -113,8 +99,7 @@ def test_drawn_texts_are_those_without_guesses(running: tuple[str, LLM], made: l
         plain = generate(llm, speculation={"method": "off"}, **settings)
         made.clear()
         assert generate(llm, **settings) == plain and made
-    assert not [health for health in llm._running().core.proposers.stats() if health.num_failures]
-    llm._running().core.check()
+    check_engine(llm)
 
 
 def test_draws_and_banner(target: Path, made: list[Made]) -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 from fixed_k import fixed
+from saying import check_engine, heard, said
 from tiny_models import MORE, random_model, save_tokenizer, tiny_config
 from transformers import GenerationConfig
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
-from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.learned import LearnedProposer
 
 pytestmark = pytest.mark.skipif("muse_glimmer" not in MORE, reason="transformers has no Muse Glimmer")
@@ -63,30 +63,20 @@ def reference(target: Any, assistant: Any, text: list[int], count: int) -> list[
 
 
 def generate(llm: LLM, **settings: Any) -> list[list[int]]:
-    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True, seed=5, **settings), use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return said(llm, PROMPTS, SamplingParams(max_tokens=24, ignore_eos=True, seed=5, **settings))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_guesses_are_those_of_transformers(network: str, target: Path, assistant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[list[int], list[int]]] = []  # texts and what was guessed behind them
-    propose = LearnedProposer.propose
-
-    def noted(self: LearnedProposer, context: DraftContext) -> Draft:
-        texts = [list(row.token_ids) for row in context.rows]
-        draft = propose(self, context)
-        guesses = [draft.token_ids[start:end] for start, end in zip(draft.start_loc, draft.start_loc[1:], strict=False)]
-        made.extend(pair for pair in zip(texts, guesses, strict=True) if pair[1])
-        return draft
-
-    monkeypatch.setattr(LearnedProposer, "propose", noted)
+    made = heard(monkeypatch, LearnedProposer)
     config = fixed({"model": str(assistant), **({"quantization": "none"} if network == "native" else {})})
     with LLM(str(target), speculative_config=config, kv_cache_gb=0.05, executor=network, dtype="float32") as llm:
         found = generate(llm, temperature=0)  # first: of what requests without guesses leave in the prefix cache no states are known
         greedy = made.copy()
         assert found == generate(llm, temperature=0, speculation={"method": "off"})
         assert generate(llm, temperature=0.8) == generate(llm, temperature=0.8, speculation={"method": "off"})
-        assert len(made) > len(greedy) and not [health for health in llm._running().core.proposers.stats() if health.num_failures]
+        assert len(made) > len(greedy)
+        check_engine(llm)
         banner = "\n".join(llm._running().banner)
     whole = transformers.MuseGlimmerForConditionalGeneration.from_pretrained(target, attn_implementation="eager").eval()
     drafter = transformers.MuseGlimmerAssistantModel.from_pretrained(assistant, attn_implementation="eager").eval()

@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 import torch
 from fixed_k import fixed
+from saying import check_engine, said, token_ids
+from ten_tokens import FASTEST, NETWORKS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
-from foretoken.kernels import native
 from foretoken.kernels.weight_bank import WeightBank
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo_model"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft_model")
 TEXTS = ["Once upon a time there was a", "def add(a, b):", "The capital of France is", "Hello! How are"]
-NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch", "dtype": "float32"}}
-if native.availability().isa is not None:
-    NETWORKS["native"] = {"executor": "native", "dtype": "bfloat16"}
 
 
 def configs(kind: str, tiny_draft: Path) -> dict[str, tuple[float, dict[str, Any]]]:
@@ -57,8 +55,7 @@ def generate(llm: LLM, method: str, **settings: Any) -> tuple[list[list[int]], i
     params = SamplingParams(max_tokens=32, ignore_eos=True, seed=3, speculation={"method": method}, **settings)
     outputs = llm.generate(TEXTS, params, use_tqdm=False)
     counts = [output.metrics.speculative_decoding for output in outputs]
-    texts = [list(output.outputs[0].token_ids) for output in outputs]
-    return texts, sum(c.num_draft_tokens for c in counts), sum(c.num_accepted_draft_tokens for c in counts)
+    return token_ids(outputs), sum(c.num_draft_tokens for c in counts), sum(c.num_accepted_draft_tokens for c in counts)
 
 
 def check_texts(running: tuple[LLM, dict[str, tuple[float, str]]], settings: dict[str, Any]) -> None:
@@ -69,9 +66,7 @@ def check_texts(running: tuple[LLM, dict[str, tuple[float, str]]], settings: dic
         assert texts == plain, what
         assert drafted > 20, what
         assert settings["temperature"] or accepted >= share * drafted, what
-    core = llm._running().core
-    core.check()
-    assert not [health for health in core.proposers.stats() if health.num_failures]
+    check_engine(llm)
 
 
 def test_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple[float, str]]]) -> None:
@@ -84,7 +79,7 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("running", slow_but([*NETWORKS][-1:], NETWORKS), indirect=True)
+@pytest.mark.parametrize("running", slow_but(FASTEST, NETWORKS), indirect=True)
 @pytest.mark.parametrize("what", DRAWN)
 def test_drawn_texts_are_those_without_speculation(running: tuple[LLM, dict[str, tuple[float, str]]], what: str) -> None:
     check_texts(running, DRAWN[what])
@@ -132,8 +127,8 @@ def test_transformers_assisted_generation_says_the_same(tiny_draft: Path) -> Non
         tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(folder)} if others else {}
         with LLM(TARGET, speculative_config=fixed({"model": folder, **others}), kv_cache_gb=0.1, **NETWORKS["torch"]) as llm:
             params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
-            ours = [list(output.outputs[0].token_ids) for output in llm.generate(TEXTS[:2], params, use_tqdm=False)]
-        for text, said in zip(TEXTS, ours, strict=False):
+            ours = said(llm, TEXTS[:2], params)
+        for text, expected in zip(TEXTS, ours, strict=False):
             ids = torch.tensor([tokenizer.encode(text)])
             theirs = target.generate(
                 ids,
@@ -144,4 +139,4 @@ def test_transformers_assisted_generation_says_the_same(tiny_draft: Path) -> Non
                 eos_token_id=None,
                 **tokenizers,
             )
-            assert theirs[0, ids.shape[1] :].tolist() == said
+            assert theirs[0, ids.shape[1] :].tolist() == expected

@@ -151,7 +151,7 @@ def test_an_engine_says_the_same_and_heads_that_are_right_are_accepted(plus: boo
     said: list[list[Any]] = []
     for config in ({"method": "off"}, fixed(chain), fixed({**chain, "hydra_choices": [[0], [1], [0, 0], [1, 0], [0, 0, 0]]})):
         with LLM(str(target), speculative_config=config, **options) as llm:
-            outputs = llm.generate([{"prompt_token_ids": [5 + i, 9, 20 + i]} for i in range(4)], params, use_tqdm=False)
+            outputs = llm.generate([[5 + i, 9, 20 + i] for i in range(4)], params, use_tqdm=False)
             said.append([output.outputs[0].token_ids for output in outputs])
             stats = llm._running().core.stats()
             assert len(said) != 2 or stats.num_accepted_tokens == stats.num_draft_tokens > 60

@@ -15,6 +15,7 @@ from compared_guesses import check, check_steps
 from fixed_k import fixed
 from mtp_checkpoints import CONFIGS, GATED, HIDDEN, MAX_MODEL_LEN, MtpTarget, edit, write
 from pretended_engine import TORCH, accept, text
+from saying import check_engine, token_ids
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from variants import slow_but
@@ -88,7 +89,7 @@ def test_latent_attention_keeps_a_latent_and_a_key_that_turns(targets: dict[str,
 def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engine: Any) -> tuple[list[Any], list[Any]]:
     speculative = {"method": "mtp", "num_speculative_tokens": count}
     with LLM(model=str(folder), speculative_config=fixed(speculative), kv_cache_gb=0.05, dtype="float32", **engine) as llm:
-        prompts = [{"prompt_token_ids": [token % HIDDEN for token in text(i, 3 + 15 * i)]} for i in range(4)]
+        prompts = [[token % HIDDEN for token in text(i, 3 + 15 * i)] for i in range(4)]
 
         def generate(method: str) -> list[Any]:
             each = [
@@ -97,13 +98,13 @@ def plain_and_guessed(folder: Path, settings: dict[str, Any], count: int, **engi
             return llm.generate(prompts, each, use_tqdm=False)
 
         found = generate("off"), generate("mtp")
-        assert not any(health.num_failures for health in llm._running().core.proposers.stats())
+        check_engine(llm)
         return found
 
 
 def check_texts(target: MtpTarget, settings: dict[str, Any], **engine: Any) -> None:
     plain, guessed = plain_and_guessed(target.folder, settings, 3, **engine)
-    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
+    assert token_ids(guessed) == token_ids(plain)
     assert all(output.metrics.speculative_decoding.num_draft_tokens > 20 for output in guessed)
 
 
@@ -174,7 +175,7 @@ def test_a_perfect_layer_is_always_right(tmp_path: Path, executor: str, reads: s
     auto_map = {"AutoConfig": "configuration_mimo.MiMoConfig", "AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
     edit(target.folder, counting, model_type="mimo", architectures=["MiMoForCausalLM"], auto_map=auto_map)
     plain, guessed = plain_and_guessed(target.folder, {"temperature": 0}, 3, executor=executor)
-    assert [output.outputs[0].token_ids for output in guessed] == [output.outputs[0].token_ids for output in plain]
+    assert token_ids(guessed) == token_ids(plain)
     assert len(set(plain[0].outputs[0].token_ids)) == 24
     for output in guessed:
         metrics = output.metrics.speculative_decoding

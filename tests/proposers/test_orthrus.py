@@ -12,7 +12,9 @@ import pytest
 import torch
 from fixed_k import fixed
 from orthrus_targets import add_view
+from recurrent_models import EMBEDDED
 from safetensors.torch import load_file, save_file
+from saying import said
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -21,7 +23,6 @@ from foretoken.engine.errors import ConfigError
 from foretoken.kernels import native
 from foretoken.server.bench.speculation_methods import find_methods
 
-TOKENIZER = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
 VOCAB, MASK, BLOCK = 320, 319, 8
 CACHE = "cache" if "cache" in signature(Qwen3ForCausalLM.forward).parameters else "past_key_values"  # its older name
 NETWORKS: dict[str, dict[str, Any]] = {"torch": {"executor": "torch"}}
@@ -59,7 +60,7 @@ def save(folder: Path, **config: Any) -> Path:
     model.save_pretrained(folder)
     remote = {"architectures": ["OrthrusLM"], "auto_map": {"AutoModelForCausalLM": "modeling_orthrus.OrthrusLM"}}
     add_view(folder, **remote, **{"mask_token_id": MASK, "block_size": BLOCK, **config})
-    PreTrainedTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(EMBEDDED).save_pretrained(folder)
     return folder
 
 
@@ -100,8 +101,7 @@ def say(folder: Path, speculative: dict[str, Any], prompts: list[list[int]], **o
     ]
     options = {"dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 128, **options}
     with LLM(str(folder), speculative_config=speculative, **options) as llm:
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs], llm._running().core.stats()
+        return said(llm, prompts, params), llm._running().core.stats()
 
 
 @pytest.mark.parametrize("network", ["torch", *(["native"] if "native" in NETWORKS else [])])
@@ -119,7 +119,7 @@ def test_guesses_are_those_of_the_published_loop(folder: Path, network: str) -> 
             return draft
 
         proposer.propose = noted  # pyright: ignore[reportAttributeAccessIssue]
-        llm.generate([{"prompt_token_ids": text}], SamplingParams(max_tokens=24, temperature=0, ignore_eos=True), use_tqdm=False)
+        llm.generate([text], SamplingParams(max_tokens=24, temperature=0, ignore_eos=True), use_tqdm=False)
     drafted = [(known, guesses) for known, guesses in asked if guesses]
     assert len(drafted) > 3 and max(len(guesses) for _, guesses in drafted) == BLOCK - 1
     for known, guesses in drafted:

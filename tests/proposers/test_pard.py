@@ -11,7 +11,9 @@ import pytest
 import torch
 from elsewhere import Elsewhere, Remote, here, there
 from random_drafters import write
+from recurrent_models import EMBEDDED
 from safetensors.torch import load_file, save_file
+from saying import Made, heard
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -19,36 +21,22 @@ from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.errors import ConfigError
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.config_reading import parse_speculative_config
 from foretoken.proposers.pard import _Projection
 
-TARGET = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
 K = 4
 PROMPTS = [list(range(40, 75)), [90, 91, 92] * 7, list(range(40, 75)) + [7], [300]]
 
 
 def start(folder: Path, executor: str = "torch", **settings: Any) -> Engine:
     speculative = parse_speculative_config({"model": str(folder), "num_speculative_tokens": K, "adaptive": False, **settings})
-    config = ModelConfig(str(TARGET), dtype="float32", executor=executor)
+    config = ModelConfig(str(EMBEDDED), dtype="float32", executor=executor)
     return boot(EngineConfig(config, CacheConfig(num_blocks=64), SchedulerConfig(64, 8, 64), speculative))
 
 
-def drafts_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
-    """(text, guesses) of every row of every step, over requests that share a beginning and are cut into chunks."""
-    proposer = engine.core.proposers.proposers[1]
-    seen: list[tuple[list[int], list[int]]] = []
-    asked = proposer.propose
-
-    def listen(context: DraftContext) -> Draft:
-        draft = asked(context)
-        for i, row in enumerate(context.rows):
-            guesses = draft.token_ids[draft.start_loc[i] : draft.start_loc[i + 1]]
-            if guesses:
-                seen.append((list(row.token_ids), guesses))
-        return draft
-
-    proposer.propose = listen
+def drafts_of(engine: Engine) -> list[Made]:
+    """Over requests that share a beginning and are cut into chunks."""
+    seen = heard(pytest.MonkeyPatch(), engine.core.proposers.proposers[1])
     for i, prompt in enumerate(PROMPTS):
         params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
         engine.core.add_request(Request(str(i), prompt, params, 0.0, 9, seed=i))
@@ -77,11 +65,11 @@ def masked_scores(folder: Path, text: Sequence[int], count: int, target: Any = N
 @pytest.mark.parametrize("method", ["pard", "pard2"])
 @torch.no_grad()
 def test_guesses_are_those_of_one_forward_with_masks(method: str, tmp_path: Path) -> None:
-    folder = write(method, TARGET, tmp_path / method, seed=3)
+    folder = write(method, EMBEDDED, tmp_path / method, seed=3)
     if method == "pard2":  # loud enough to decide what is guessed
         tensors = load_file(folder / "model.safetensors")
         save_file({n: t * 60 if n.startswith("target_proj") else t for n, t in tensors.items()}, str(folder / "model.safetensors"))
-    target: Any = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32) if method == "pard2" else None
+    target: Any = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32) if method == "pard2" else None
     seen = drafts_of(start(folder))
     assert len(seen) > 20 and {len(guesses) for _, guesses in seen} == {1, 2, 3, 4}
     for text, guesses in seen[::3]:
@@ -92,7 +80,7 @@ def test_guesses_are_those_of_one_forward_with_masks(method: str, tmp_path: Path
 
 
 def test_the_mask_token_has_two_names(tmp_path: Path) -> None:
-    folder = write("pard", TARGET, tmp_path / "pard", seed=3)
+    folder = write("pard", EMBEDDED, tmp_path / "pard", seed=3)
     guessed = drafts_of(start(folder))
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"pard_token"', '"ptd_token_id"'))
@@ -100,10 +88,10 @@ def test_the_mask_token_has_two_names(tmp_path: Path) -> None:
 
 
 def test_another_checkpoint_is_told_what_it_is(tmp_path: Path) -> None:
-    plain = write("draft_model", TARGET, tmp_path / "plain")
+    plain = write("draft_model", EMBEDDED, tmp_path / "plain")
     with pytest.raises(ConfigError, match="no 'pard_token'"):
         start(plain, method="pard")
-    folder = write("pard2", TARGET, tmp_path / "pard2")
+    folder = write("pard2", EMBEDDED, tmp_path / "pard2")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"pard2_target_layers": [-1, -24]}))
     with pytest.raises(ConfigError, match="not states of a target of 8 layers"):
@@ -114,7 +102,7 @@ def test_another_checkpoint_is_told_what_it_is(tmp_path: Path) -> None:
     (folder / "warp_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"warp_model\.bin, a pickle"):
         start(folder)
-    bad = write("pard", TARGET, tmp_path / "bad")
+    bad = write("pard", EMBEDDED, tmp_path / "bad")
     bad_config = json.loads((bad / "config.json").read_text())
     (bad / "config.json").write_text(json.dumps(bad_config | {"pard_token": 9000}))
     with pytest.raises(ConfigError, match="outside its 8192 embeddings"):

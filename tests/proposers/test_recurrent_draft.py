@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saying
 import torch
 from fixed_k import fixed
 from recurrent_models import EMBEDDED, save_qwen3_5
@@ -55,8 +56,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def said(llm: LLM, texts: Sequence[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    asked = [{"prompt_token_ids": text} for text in texts]
-    return [list(result.outputs[0].token_ids) for result in llm.generate(asked, params, use_tqdm=False)]
+    return saying.said(llm, texts, params)
 
 
 def counts(llm: LLM) -> tuple[int, int]:

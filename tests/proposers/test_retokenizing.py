@@ -45,9 +45,9 @@ class Reciting(HashModel):
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, text: str) -> None:
         super().__init__(len(tokenizer) + 5)  # padded
-        self._tokenizer: Any = tokenizer
+        self.tokenizer: Any = tokenizer
         self._text = text
-        self._adds_space = self._tokenizer.tokenize("a")[0].startswith("▁")
+        self._adds_space = self.tokenizer.tokenize("a")[0].startswith("▁")
         self._seen: list[tuple[int, ...]] = []
         self.num_read = 0
 
@@ -67,17 +67,17 @@ class Reciting(HashModel):
 
     def _next(self, seen: tuple[int, ...]) -> int:
         for count in range(len(seen), max(len(seen) - 4, 0), -1):  # to where a character ends
-            said = self._tokenizer.decode(seen[:count])
+            said = self.tokenizer.decode(seen[:count])
             if self._text.startswith(said):
                 rest = self._text[len(said) :]
-                ids = self._tokenizer.encode(rest.removeprefix(" ") if self._adds_space else rest)
+                ids = self.tokenizer.encode(rest.removeprefix(" ") if self._adds_space else rest)
                 if len(ids) > len(seen) - count:
                     return ids[len(seen) - count]
         return self.vocab_size - 1
 
 
-def proposer_of(target: PreTrainedTokenizerFast, draft: PreTrainedTokenizerFast, model: Reciting, most: int = 6) -> RetokenizingProposer:
-    return RetokenizingProposer("d", model, model.allocate(300, 4), target, draft, most, 4000)
+def proposer_of(target: PreTrainedTokenizerFast, model: Reciting, most: int = 6) -> RetokenizingProposer:
+    return RetokenizingProposer("d", model, model.allocate(300, 4), target, model.tokenizer, most, 4000)
 
 
 def row(name: str, tokens: list[int], ceiling: int = 4) -> DraftRow:
@@ -108,7 +108,7 @@ def test_who_knows_the_text_guesses_the_targets_next_tokens(target_name: str, dr
     target, draft = TOKENIZERS[target_name](), TOKENIZERS[draft_name]()
     text = target.encode(TEXT)
     model = Reciting(draft, TEXT)
-    proposer = proposer_of(target, draft, model)
+    proposer = proposer_of(target, model)
     rates: list[float] = []
     for length in range(3, len(text) - 10):
         (guesses,) = ask(proposer, row("r", text[:length]))
@@ -144,8 +144,7 @@ def test_spaces_survive_tokenizers_that_add_and_drop_them(reads_bytes: bool) -> 
     pair = byte_level(330, "<|end|>"), sentencepiece(80)
     draft, target = pair if reads_bytes else pair[::-1]
     text, recited = target.encode(WORDS), draft.encode(WORDS)
-    model = Reciting(draft, WORDS)
-    proposer = proposer_of(target, draft, model)
+    proposer = proposer_of(target, Reciting(draft, WORDS))
     rates = [share_right(guesses, text[n:]) for n in range(5, len(text) - 8) for guesses in ask(proposer, row("r", text[:n]))]
     assert sum(rates) > 0.85 * len(rates) and len(rates) > 80
     reading = proposer._readings["r"]
@@ -155,16 +154,14 @@ def test_spaces_survive_tokenizers_that_add_and_drop_them(reads_bytes: bool) -> 
 def test_special_tokens_of_one_side_only_are_not_text() -> None:
     target, draft = byte_level(330, "<|end|>", "<|user|>", "<|both|>"), byte_level(270, "<|stop|>", "<|both|>")
     ids = [*target.encode("<|user|>"), *target.encode("The quick<|both|> brown fox")]
-    model = Reciting(draft, "The quick<|both|> brown fox, na<|stop|>!")
-    proposer = proposer_of(target, draft, model, 8)
+    proposer = proposer_of(target, Reciting(draft, "The quick<|both|> brown fox, na<|stop|>!"), 8)
     (guesses,) = ask(proposer, row("r", ids, ceiling=8))
     assert target.decode(guesses) == ", na"
 
 
 def test_an_end_that_both_know_is_guessed() -> None:
     target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>", "<|end|>")
-    model = Reciting(draft, "The quick brown<|end|>")
-    proposer = proposer_of(target, draft, model, 8)
+    proposer = proposer_of(target, Reciting(draft, "The quick brown<|end|>"), 8)
     (guesses,) = ask(proposer, row("r", target.encode("The quick"), ceiling=8))
     assert target.decode(guesses) == " brown<|end|>"
 
@@ -173,8 +170,7 @@ def test_ids_of_a_padded_vocabulary_are_not_text() -> None:
     """Prompts given as ids may have some that the target's tokenizer has no name for."""
     target, draft = byte_level(330, "<|end|>"), byte_level(270, "<|stop|>")
     text = target.encode(TEXT)[:90]
-    model = Reciting(draft, TEXT)
-    proposer = proposer_of(target, draft, model)
+    proposer = proposer_of(target, Reciting(draft, TEXT))
     (guesses,) = ask(proposer, row("r", [*text, *[len(target) + 3] * 24]))
     assert target.decode([*text, *guesses]) == TEXT[: len(target.decode([*text, *guesses]))] and guesses
 

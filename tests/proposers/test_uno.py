@@ -13,6 +13,7 @@ import torch
 from as_on_a_gpu import bind_as_on_a_gpu
 from random_adapters import merged_model, pairs_for, save_adapter
 from random_drafters import write
+from saying import check_engine, said
 from tiny_models import random_model, save_tokenizer, tiny_config
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
@@ -53,16 +54,14 @@ def uno(adapter: str, **more: Any) -> dict[str, Any]:
 
 def say(llm: LLM, adapters: list[LoRARequest | None] | None = None, **params: Any) -> list[list[int]]:
     each = [SamplingParams(**{"max_tokens": 24, "ignore_eos": True, "seed": i, **params}) for i in range(len(PROMPTS))]
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, each, use_tqdm=False, lora_request=adapters)]
+    return said(llm, PROMPTS, each, lora_request=adapters)
 
 
 def check_first_guesses(llm: LLM) -> None:
     """They are the target's own tokens, and nothing has failed."""
     stats = llm.stats()
     assert stats.num_drafts and stats.accepted_per_position[0] == stats.num_drafts
-    assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats())
-    llm._running().core.check()
+    check_engine(llm)
 
 
 @pytest.mark.parametrize("blocks", [None, 9], ids=["room", "preemption"])

@@ -12,6 +12,7 @@ import torch
 from fixed_k import fixed
 from paged_batches import Row, batch_of
 from safetensors.torch import load_file, save_file
+from saying import check_engine, said
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -103,17 +104,15 @@ def test_a_draft_of_another_vocabulary_is_as_good_as_its_twin(how: dict[str, Any
     def run(config: dict[str, Any]) -> tuple[list[Any], float]:
         with LLM(str(DEMO / "target"), speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
-            said = [list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)]
-            stats = llm._running().core.stats()
-            assert not any(p.num_failures for p in llm._running().core.proposers.stats())
-            llm._running().core.check()
-            return said, stats.num_accepted_tokens / max(stats.num_draft_tokens, 1)
+            texts, stats = said(llm, TEXTS, params), llm._running().core.stats()
+            check_engine(llm)
+            return texts, stats.num_accepted_tokens / max(stats.num_draft_tokens, 1)
 
     plain, _ = run({"method": "off"})
     sampled = {"draft_sample_method": "probabilistic"} if "use_heterogeneous_vocab" in how else {}
     twin, usual = run({"model": str(DEMO / "draft_model"), "num_speculative_tokens": 3, **sampled})
-    said, rate = run({"model": str(other), "num_speculative_tokens": 3, **how})
-    assert said == twin == plain
+    texts, rate = run({"model": str(other), "num_speculative_tokens": 3, **how})
+    assert texts == twin == plain
     assert rate > usual * (0.8 if "use_heterogeneous_vocab" in how else 0.6)  # special tokens are in no intersection
 
 
@@ -137,7 +136,7 @@ def test_the_targets_first_layers_guess_for_it() -> None:
         config = {"model": target, "draft_layers": layers, "num_speculative_tokens": 3}
         with LLM(target, speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
             params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-            outputs.append([list(o.outputs[0].token_ids) for o in llm.generate(TEXTS, params, use_tqdm=False)])
+            outputs.append(said(llm, TEXTS, params))
             stats = llm._running().core.stats()
             assert stats.num_draft_tokens and stats.num_accepted_tokens >= rate * stats.num_draft_tokens
     assert outputs[0] == outputs[1]

@@ -4,14 +4,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from asking import CHAT
 from fake_engine import FakeEngine
 from starlette.routing import BaseRoute
 from starlette.testclient import TestClient
 
 from foretoken.server import admission
 from foretoken.server.page import PAGE_FILES
-
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture

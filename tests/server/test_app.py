@@ -4,12 +4,11 @@ import threading
 from typing import Any
 
 import pytest
+from asking import CHAT
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest, QueueFull, ShuttingDown
-
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def error_of(response: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from asking import CHAT
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -13,7 +14,6 @@ from foretoken.server.errors import ApiError
 from foretoken.server.extras import ALIASES, settle_extras
 from foretoken.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 VALUES = {
     "n": 2,
     "max_tokens": 7,

@@ -8,6 +8,7 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from asking import CHAT
 from fake_engine import STATS, FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
@@ -19,8 +20,6 @@ from foretoken.engine.stats import EngineStats
 from foretoken.server import generation
 from foretoken.server import metrics as module
 from foretoken.server.metrics import Metrics, traffic_line
-
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from asking import CHAT
 from fake_engine import FakeEngine
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
@@ -19,7 +20,6 @@ from foretoken.server.openapi_answers import ANSWERS
 from foretoken.server.openapi_requests import LIMITS, request_schemas
 from foretoken.server.page import PAGE_FILES
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 SPEAKS = {"stream": True, "stream_options": {"include_usage": True, "include_speculation": True, "continuous_usage_stats": True}}
 TOKENS = {"return_token_ids": True}

@@ -4,14 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from asking import refusal
+from asking import CHAT, refusal
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.server.extras import settle_extras
 from foretoken.server.schemas import ChatRequest, CompletionRequest
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 JSON = {"Content-Type": "application/json"}
 
 

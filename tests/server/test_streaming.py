@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from asking import CHAT
 from fake_engine import FakeEngine
 from fastapi import FastAPI
 from pydantic_core import to_json
@@ -20,8 +21,6 @@ from foretoken.server import json_answer, streaming
 from foretoken.server.generation import Generation
 from foretoken.server.schemas import StreamOptions
 from foretoken.server.streaming import Chunks
-
-CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def exchange(

@@ -7,7 +7,7 @@ from typing import Any
 
 import asking
 import pytest
-from asking import answer, chunks
+from asking import CHAT, answer, chunks
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,6 @@ from foretoken.engine.request import FinishReason
 from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
 
 ROUTE = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "Hi"}]
 HERMES = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.reasoning_content %}~{{ m.reasoning_content }}~{% endif %}"
@@ -48,15 +47,15 @@ def client_of(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, template: str, 
 
 
 def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
-    return answer(client, ROUTE, {"messages": MESSAGES} | fields)
+    return answer(client, ROUTE, CHAT | fields)
 
 
 def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    return chunks(client, ROUTE, {"messages": MESSAGES} | fields)
+    return chunks(client, ROUTE, CHAT | fields)
 
 
 def refusal(client: TestClient, **fields: Any) -> dict[str, Any]:
-    return asking.refusal(client, ROUTE, {"messages": MESSAGES} | fields)
+    return asking.refusal(client, ROUTE, CHAT | fields)
 
 
 def test_calls_of_a_whole_answer(hermes: TestClient, fake: FakeEngine) -> None:
@@ -195,7 +194,7 @@ def test_a_call_that_must_be_made_is_a_grammar(hermes: TestClient, fake: FakeEng
 def test_a_conversation_with_calls_and_results(hermes: TestClient, fake: FakeEngine) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":  "Paris"}'}}
     messages = [
-        *MESSAGES,
+        *CHAT["messages"],
         {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "reasoning_content": "Hm"},
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sunny"}]},
     ]
@@ -292,7 +291,7 @@ def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_t
     client = client_of(fake, monkeypatch, GRANITE)
     message = whole(client, tools=TOOLS)["choices"][0]["message"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
-    whole(client, messages=[*MESSAGES, message, *results])
+    whole(client, messages=[*CHAT["messages"], message, *results])
     assert fake.prompt().endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
 
 
@@ -313,7 +312,7 @@ def test_kimi_sees_the_ids_again_that_it_wrote(fake: FakeEngine, monkeypatch: py
     assert [call["id"] for call in message["tool_calls"]] == ["functions.time:3", "functions.time:4"]
     calls = [call for chunk in streamed(client, tools=TOOLS) for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [call["id"] for call in calls if "id" in call] == ["functions.time:3", "functions.time:4"]
-    whole(client, messages=[*MESSAGES, message, {"role": "tool", "tool_call_id": "functions.time:4", "content": "x"}])
+    whole(client, messages=[*CHAT["messages"], message, {"role": "tool", "tool_call_id": "functions.time:4", "content": "x"}])
     assert f"{fake.reply}<|end|><|tool|>x## Return of functions.time:4" in fake.prompt()
     fake.reply = section % (call % 0 * 2)
     first, second = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
@@ -331,7 +330,7 @@ def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeE
     fake.reply = '<|tool_call|>[{"type": "function", "function": {"name": "time", "arguments": {}}}]<|/tool_call|>'
     client = client_of(fake, monkeypatch, PHI)
     for system in ([], [{"role": "system", "content": "Be brief"}]):
-        (call,) = whole(client, messages=[*system, *MESSAGES], tools=TOOLS[1:])["choices"][0]["message"]["tool_calls"]
+        (call,) = whole(client, messages=[*system, *CHAT["messages"]], tools=TOOLS[1:])["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "time", "arguments": "{}"}
         offered = fake.prompt().split("<|tool|>")[1].split("<|/tool|>")[0]
         assert json.loads(offered) == [TOOLS[1]["function"]]
@@ -407,7 +406,7 @@ def test_a_closed_reasoning_leaves_the_reply_alone(fake: FakeEngine, monkeypatch
 
 def test_tokenize_counts_tools(hermes: TestClient, fake: FakeEngine) -> None:
     whole(hermes, tools=TOOLS)
-    tokens = hermes.post("/tokenize", json={"messages": MESSAGES, "tools": TOOLS}).json()["tokens"]
+    tokens = hermes.post("/tokenize", json=CHAT | {"tools": TOOLS}).json()["tokens"]
     assert tokens == fake.calls[-1].prompt
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -45,77 +46,71 @@ FORMAT_NAMES = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Model:
+    """What may be written under a grammar."""
+
+    tokenizer: PreTrainedTokenizerBase
+    compiler: GrammarCompiler
+
+    def spell(self, marker: str) -> str:
+        tokens = {str(entry): token for token, entry in self.tokenizer.added_tokens_decoder.items()}
+        return f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
+
+    def opened(self, spec: GrammarSpec | None) -> tuple[GrammarState, list[int]]:
+        """A state and the tokens that it follows."""
+        assert spec is not None
+        tokens: list[int] = []
+        return self.compiler.compile(spec).open(tokens), tokens
+
+    def accepts(self, spec: GrammarSpec | None, text: str) -> bool:
+        state, tokens = self.opened(spec)
+        for token in [*self.tokenizer.encode(text, add_special_tokens=False), 0]:
+            mask = state.mask(())
+            if mask is None or not mask.allows(token):
+                return False
+            tokens.append(token)
+        return True
+
+    def written(self, spec: GrammarSpec | None, chance: Random, most: int = 300, words: Sequence[str] = ()) -> str | None:
+        """A text at random that the grammar allows, with these words where they may stand; None if it does not end in time."""
+        state, tokens = self.opened(spec)
+        ends = ('"', "\n", "<", "/", "}", "</arg_value>", "<escape>", '<|"|>')
+        closing = {token for token in range(len(self.tokenizer)) if str(self.tokenizer.decode([token])) in ends}
+        wished: list[int] = []
+        while len(tokens) < most:
+            mask = state.mask(())
+            assert mask is not None, state.error
+            if words and not wished and chance.random() < 0.1:
+                wished = [token for char in chance.choice(words) for token in self.tokenizer.encode(char)]
+            if wished and mask.allows(wished[0]):
+                tokens.append(wished.pop(0))
+                continue
+            wished = []
+            allowed = mask.to_bool(len(self.tokenizer)).nonzero()[0].tolist()
+            if 0 in allowed and chance.random() < 0.7:
+                return str(self.tokenizer.decode(tokens))
+            short = [token for token in allowed if token in closing]
+            choice = chance.choice(short if short and chance.random() < 0.5 else [token for token in allowed if token] or [0])
+            tokens.append(choice)
+            if choice == 0:
+                return str(self.tokenizer.decode(tokens[:-1]))
+        return None
+
+
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """One with markers among its tokens, as models have them."""
     tokenizer = save_tokenizer(tmp_path_factory.mktemp("marked"))
     marks = dict.fromkeys(("<|channel|>", "<|message|>", "<|constrain|>"), True)
     marks |= {"<tool_call>": False, "[TOOL_CALLS]": True, "</arg_value>": False, "<escape>": False, '<|"|>': False}
     marks |= {"<｜tool▁calls▁begin｜>": True, "<｜tool▁sep｜>": True, "<|tool_calls_section_begin|>": True, "<minimax:tool_call>": False}
     tokenizer.add_tokens([AddedToken(mark, special=special) for mark, special in marks.items()])
-    return tokenizer
+    return Model(tokenizer, GrammarCompiler(tokenizer, len(tokenizer), [0]))
 
 
-@pytest.fixture(scope="module")
-def compiler(tokenizer: PreTrainedTokenizerBase) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, len(tokenizer), [0])
-
-
-def spell_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
-    tokens = {str(entry): token for token, entry in tokenizer.added_tokens_decoder.items()}
-    return lambda marker: f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
-
-
-
-
-def opened(compiler: GrammarCompiler, spec: GrammarSpec | None) -> tuple[GrammarState, list[int]]:
-    """A state and the tokens that it follows."""
-    assert spec is not None
-    tokens: list[int] = []
-    return compiler.compile(spec).open(tokens), tokens
-
-
-def accepts(compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase, spec: GrammarSpec | None, text: str) -> bool:
-    state, tokens = opened(compiler, spec)
-    for token in [*tokenizer.encode(text, add_special_tokens=False), 0]:
-        mask = state.mask(())
-        if mask is None or not mask.allows(token):
-            return False
-        tokens.append(token)
-    return True
-
-
-def written(
-    compiler: GrammarCompiler,
-    tokenizer: PreTrainedTokenizerBase,
-    spec: GrammarSpec | None,
-    chance: Random,
-    most: int = 300,
-    words: Sequence[str] = (),
-) -> str | None:
-    """A text at random that the grammar allows, with these words where they may stand; None if it does not end in time."""
-    state, tokens = opened(compiler, spec)
-    ends = ('"', "\n", "<", "/", "}", "</arg_value>", "<escape>", '<|"|>')
-    closing = {token for token in range(len(tokenizer)) if str(tokenizer.decode([token])) in ends}
-    wished: list[int] = []
-    while len(tokens) < most:
-        mask = state.mask(())
-        assert mask is not None, state.error
-        if words and not wished and chance.random() < 0.1:
-            wished = [token for char in chance.choice(words) for token in tokenizer.encode(char)]
-        if wished and mask.allows(wished[0]):
-            tokens.append(wished.pop(0))
-            continue
-        wished = []
-        allowed = mask.to_bool(len(tokenizer)).nonzero()[0].tolist()
-        if 0 in allowed and chance.random() < 0.7:
-            return str(tokenizer.decode(tokens))
-        short = [token for token in allowed if token in closing]
-        choice = chance.choice(short if short and chance.random() < 0.5 else [token for token in allowed if token] or [0])
-        tokens.append(choice)
-        if choice == 0:
-            return str(tokenizer.decode(tokens[:-1]))
-    return None
+def function(parameters: dict[str, Any]) -> Tool:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def calls_of(format: type[ToolParser], text: str, tools: Sequence[Tool] = TOOLS) -> list[tuple[str, Any]]:
@@ -148,13 +143,13 @@ def fits(name: str, arguments: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_whatever_a_grammar_lets_through_is_calls(
-    name: str, parallel: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    name: str, parallel: bool, model: Model
 ) -> None:
     format = FORMATS[name]
-    spec = reply_grammar(None, format, Offer(TOOLS, required=True, parallel=parallel), None, False, spell_by(tokenizer))
+    spec = reply_grammar(None, format, Offer(TOOLS, required=True, parallel=parallel), None, False, model.spell)
     num_calls = []
     for seed in range(12):
-        text = written(compiler, tokenizer, spec, Random(seed))
+        text = model.written(spec, Random(seed))
         if text is not None:
             calls = calls_of(format, text)
             assert calls and all(fits(name, arguments) for name, arguments in calls), text
@@ -184,7 +179,7 @@ def check_a_call(
     name: str, schema: dict[str, Any], spell: Callable[[str], str], write: Callable[[GrammarSpec | None], str | None]
 ) -> None:
     """What `write` writes by the grammar of this format fits the schema, if it comes to an end."""
-    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    tool = function(schema)
     text = write(reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell))
     if text is not None:
         ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
@@ -194,12 +189,12 @@ def check_a_call(
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("by_token", [True, False])
 def test_calls_fit_schemas_of_every_shape(
-    name: str, by_token: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    name: str, by_token: bool, model: Model
 ) -> None:
-    defined, spell = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}, spell_by(tokenizer) if by_token else quoted
+    defined, spell = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}, model.spell if by_token else quoted
     for seed, (key, shape) in enumerate([*SHAPES.items()] * 4):
         schema = {"type": "object", "properties": {key: shape}, "required": [key], "$defs": defined, "additionalProperties": False}
-        check_a_call(name, schema, spell, lambda spec, seed=seed: written(compiler, tokenizer, spec, Random(seed), 120, HOSTILE))
+        check_a_call(name, schema, spell, lambda spec, seed=seed: model.written(spec, Random(seed), 120, HOSTILE))
 
 
 REFERENCES: dict[str, Any] = {
@@ -214,12 +209,12 @@ REFERENCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_a_reference_may_be_to_any_place_of_the_schema(name: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_reference_may_be_to_any_place_of_the_schema(name: str, model: Model) -> None:
     defined = {"a/é": {"type": "boolean"}, "all": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
     for key in REFERENCES:
         schema = {"type": "object", "properties": REFERENCES, "required": [key], "$defs": defined, "additionalProperties": False}
         for seed in range(4):
-            check_a_call(name, schema, spell_by(tokenizer), lambda spec, seed=seed: written(compiler, tokenizer, spec, Random(seed)))
+            check_a_call(name, schema, model.spell, lambda spec, seed=seed: model.written(spec, Random(seed)))
 
 
 EXAMPLES = {
@@ -252,21 +247,21 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_a_model_may_write_as_it_was_taught(name: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
-    spec = reply_grammar(None, FORMATS[name], Offer(TOOLS, required=True), None, False, spell_by(tokenizer))
-    assert accepts(compiler, tokenizer, spec, EXAMPLES[name])
-    assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("Rome", "Oslo"))
-    assert not accepts(compiler, tokenizer, spec, EXAMPLES[name].replace("weather", "whether"))
-    assert not accepts(compiler, tokenizer, spec, "Sure!") and not accepts(compiler, tokenizer, spec, "")
+def test_a_model_may_write_as_it_was_taught(name: str, model: Model) -> None:
+    spec = reply_grammar(None, FORMATS[name], Offer(TOOLS, required=True), None, False, model.spell)
+    assert model.accepts(spec, EXAMPLES[name])
+    assert not model.accepts(spec, EXAMPLES[name].replace("Rome", "Oslo"))
+    assert not model.accepts(spec, EXAMPLES[name].replace("weather", "whether"))
+    assert not model.accepts(spec, "Sure!") and not model.accepts(spec, "")
 
 
 @pytest.mark.parametrize("name", ["glm45", "minimax_m2", "qwen3_xml", "seed_oss"])
 @pytest.mark.parametrize("key", ["a key", "a<b>c", "é\"'=,", " line\nend ", "x" * 100, "</parameter>", "a"])
-def test_a_key_may_be_any_text(name: str, key: str, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_key_may_be_any_text(name: str, key: str, model: Model) -> None:
     parameters = {"properties": {"a": {}, key: {"type": "integer"}}, "required": [key]}
-    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell_by(tokenizer))
-    texts = [text for seed in range(4) if (text := written(compiler, tokenizer, spec, Random(seed))) is not None]
+    tool = function(parameters)
+    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, model.spell)
+    texts = [text for seed in range(4) if (text := model.written(spec, Random(seed))) is not None]
     for text in texts:
         ((called, arguments),) = calls_of(FORMATS[name], text, (tool,))
         assert called == "f" and type(arguments[key]) is int and arguments.keys() <= {"a", key}, text
@@ -292,7 +287,7 @@ def test_a_key_may_be_any_text(name: str, key: str, compiler: GrammarCompiler, t
     ],
 )
 def test_gemmas_values_fit_their_schemas(
-    arguments: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    arguments: str, allowed: bool, model: Model
 ) -> None:
     properties = {
         "a": {"anyOf": [{"type": "string"}, {"type": "null"}]},
@@ -302,16 +297,16 @@ def test_gemmas_values_fit_their_schemas(
         "one": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
     }
     nested = {"type": "object", "properties": {"e": {"$ref": "#/$defs/nested"}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties, "$defs": {"nested": nested}}}}
-    spec = reply_grammar(None, FORMATS["functiongemma"], Offer((tool,), required=True), None, False, spell_by(tokenizer))
-    assert accepts(compiler, tokenizer, spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
+    tool = function({"properties": properties, "$defs": {"nested": nested}})
+    spec = reply_grammar(None, FORMATS["functiongemma"], Offer((tool,), required=True), None, False, model.spell)
+    assert model.accepts(spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
 
 
 def test_a_grammar_grows_no_faster_than_the_schema() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(10):
         schema = {"type": ["array", "array"], "items": schema}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    tool = function({"properties": {"a": schema}})
     assert len(FORMATS["gemma4"].grammar([tool], quoted, True)) < 5_000
 
 
@@ -329,11 +324,11 @@ def test_a_grammar_grows_no_faster_than_the_schema() -> None:
     ],
 )
 def test_pythonic_values_fit_their_schemas(
-    parameters: dict[str, Any], arguments: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    parameters: dict[str, Any], arguments: str, allowed: bool, model: Model
 ) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    spec = reply_grammar(None, FORMATS["pythonic"], Offer((tool,), required=True), None, False, spell_by(tokenizer))
-    assert accepts(compiler, tokenizer, spec, f"[f({arguments})]") is allowed
+    tool = function(parameters)
+    spec = reply_grammar(None, FORMATS["pythonic"], Offer((tool,), required=True), None, False, model.spell)
+    assert model.accepts(spec, f"[f({arguments})]") is allowed
 
 
 BARE = {
@@ -346,18 +341,18 @@ BARE = {
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("by_token", [True, False])
 def test_bare_texts_have_the_length_that_was_asked_for_or_are_null(
-    name: str, by_token: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    name: str, by_token: bool, model: Model
 ) -> None:
     parameters = {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3, "nullable": True}}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    spell = spell_by(tokenizer) if by_token else quoted
+    tool = function(parameters)
+    spell = model.spell if by_token else quoted
     spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell)
     null = BARE[name].replace('<|"|>', "") % "null"
     for text, fits in ((BARE[name] % "\n<é", True), (BARE[name] % "", False), (BARE[name] % "four", False), (null, True)):
         if by_token:
-            assert accepts(compiler, tokenizer, spec, text) is fits
+            assert model.accepts(spec, text) is fits
         else:
-            compiler.compile(spec or FORM)
+            model.compiler.compile(spec or FORM)
 
 
 THINK = REASONING_FORMATS["qwen3"]
@@ -376,10 +371,10 @@ CALL = '<tool_call>\n{"name": "weather.now", "arguments": {}}\n</tool_call>'
     ],
 )
 def test_reasoning_may_come_before_calls(
-    inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    inside: bool, text: str, allowed: bool, model: Model
 ) -> None:
-    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, required=True), THINK, inside, spell_by(tokenizer))
-    assert accepts(compiler, tokenizer, spec, text) is allowed
+    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, required=True), THINK, inside, model.spell)
+    assert model.accepts(spec, text) is allowed
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -398,30 +393,31 @@ def test_reasoning_may_come_before_calls(
     ],
 )
 def test_a_strict_call_fits_its_schema_among_free_text(
-    inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    inside: bool, text: str, allowed: bool, model: Model
 ) -> None:
-    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, strict=True), THINK, inside, spell_by(tokenizer))
+    spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, strict=True), THINK, inside, model.spell)
     thoughts = "Hm</think>\n\n" if inside else ""
-    assert accepts(compiler, tokenizer, spec, thoughts + text) is allowed
-    assert inside or accepts(compiler, tokenizer, spec, "<think>Hm</think>" + text) is allowed
+    assert model.accepts(spec, thoughts + text) is allowed
+    assert inside or model.accepts(spec, "<think>Hm</think>" + text) is allowed
 
 
-def test_a_marker_is_one_however_it_is_written(compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_marker_is_one_however_it_is_written(model: Model) -> None:
     """Readers look at the text: a model that spells a marker, or leaves the frame out, must not get around the grammar."""
-    spell, formats = spell_by(tokenizer), (FORMATS["hermes"], FORMATS["qwen3_xml"])
+    spell, formats = model.spell, (FORMATS["hermes"], FORMATS["qwen3_xml"])
     hermes, qwen = (reply_grammar(None, format, Offer(TOOLS, strict=True), None, False, spell) for format in formats)
     thinking = reply_grammar(FORM, None, Offer(), ReasoningFormat("<tool_call>", "</arg_value>", call="<calls>"), True, spell)
     marked = [(hermes, "Sure ", "<tool_call>"), (qwen, "Sure ", "<function=")]
     for spec, before, marker in [*marked, (thinking, "Hm", "</arg_value>"), (thinking, "Hm", "<calls>")]:
-        state, tokens = opened(compiler, spec)
-        tokens += [token for char in before + marker[:-1] for token in tokenizer.encode(char)]
+        state, tokens = model.opened(spec)
+        tokens += [token for char in before + marker[:-1] for token in model.tokenizer.encode(char)]
         mask = state.mask(())
-        assert mask is not None and not mask.allows(tokenizer.encode(marker[-1])[0]) and mask.allows(tokenizer.encode("x")[0])
+        last, other = (model.tokenizer.encode(char)[0] for char in (marker[-1], "x"))
+        assert mask is not None and not mask.allows(last) and mask.allows(other)
 
 
-def test_calls_without_a_token_of_their_own_stay_free(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_calls_without_a_token_of_their_own_stay_free(model: Model) -> None:
     for name in ("llama3_json", "qwen3_xml", "mistral"):
-        marked = reply_grammar(None, FORMATS[name], Offer(TOOLS, strict=True), None, False, spell_by(tokenizer))
+        marked = reply_grammar(None, FORMATS[name], Offer(TOOLS, strict=True), None, False, model.spell)
         assert (marked is None) == (name == "llama3_json")
         assert reply_grammar(None, FORMATS[name], Offer(TOOLS, strict=True), None, False, quoted) is None
 
@@ -446,11 +442,11 @@ FORM = GrammarSpec.json_schema({"type": "object", "properties": {"a": {"type": "
     ],
 )
 def test_an_answers_form_stands_beside_calls_and_behind_reasoning(
-    wanted: GrammarSpec, tools: bool, inside: bool, text: str, allowed: bool, compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    wanted: GrammarSpec, tools: bool, inside: bool, text: str, allowed: bool, model: Model
 ) -> None:
     offer = Offer(TOOLS) if tools else Offer()
-    spec = reply_grammar(wanted, FORMATS["hermes"] if tools else None, offer, THINK, inside, spell_by(tokenizer))
-    assert accepts(compiler, tokenizer, spec, text) is allowed
+    spec = reply_grammar(wanted, FORMATS["hermes"] if tools else None, offer, THINK, inside, model.spell)
+    assert model.accepts(spec, text) is allowed
 
 
 def test_forms_that_stand_alone_do() -> None:
@@ -483,11 +479,11 @@ def test_forms_that_stand_alone_do() -> None:
     ],
 )
 def test_odd_parameters_are_refused_or_followed(
-    name: str, parameters: dict[str, Any], compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerBase
+    name: str, parameters: dict[str, Any], model: Model
 ) -> None:
     """They may be refused, by the one error that a client gets; nothing else may come of them."""
-    tool: Tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    tool = function(parameters)
     try:
-        compiler.compile(reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell_by(tokenizer)) or FORM)
+        model.compiler.compile(reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, model.spell) or FORM)
     except InvalidGrammar as error:
         assert error.param == "tools"

@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+
 
 def answer(client: TestClient, route: str, body: Mapping[str, Any], status: int = 200) -> dict[str, Any]:
     response = client.post(route, json=body)

@@ -12,7 +12,7 @@ import torch
 from block_reference import Reference, Shared, Spec, random_weights
 from compared_guesses import ReferencedDrafter
 from pretended_engine import TORCH, Guess
-from pretended_target import resources, save_beside
+from pretended_target import resources, save_beside, sizes_of
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -36,16 +36,9 @@ class Published:
 def _sizes(spec: Spec, **more: Any) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.intermediate,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
+        **sizes_of(spec, len(spec.causal)),
         "head_dim": spec.head_dim,
-        "rms_norm_eps": spec.eps,
         "rope_theta": spec.theta,
-        "vocab_size": spec.vocab,
-        "num_hidden_layers": len(spec.causal),
-        "max_position_embeddings": 64,  # short, as they are
         **more,
     }
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from paged_batches import Row, batch_of
+from torch import Tensor
 
-from foretoken.kernels.layout import Executor, ForwardOutput, KVTensors, RaggedBatch, RowStates, StateRoom
+from foretoken.kernels.device_chain import ChainTensors
+from foretoken.kernels.layout import ChainOutput, Executor, ForwardOutput, KVTensors, RaggedBatch, RowStates, StateRoom
 
 BLOCK_SIZE = 4
 
@@ -59,3 +61,12 @@ class Decoding:
         self.lengths = [length + len(new) for length, new in zip(self.lengths, tokens, strict=True)]
         self._states = [after if new else now for now, after, new in zip(self._states, self._next_states(), tokens, strict=True)]
         return output
+
+
+def assert_same_chains(found: ChainOutput | ChainTensors, expected: ChainOutput, counts: Tensor) -> None:
+    for chain, count in enumerate(counts.tolist()):
+        assert found.token_ids[chain, :count].tolist() == expected.token_ids[chain, :count].tolist()
+        torch.testing.assert_close(found.confidence[chain, :count], expected.confidence[chain, :count])
+        if expected.logits is not None:
+            assert isinstance(found.logits, Tensor)
+            torch.testing.assert_close(found.logits[chain, :count], expected.logits[chain, :count])

@@ -11,7 +11,7 @@ import torch
 from compared_guesses import ReferencedDrafter
 from eagle_reference import FINAL, Latent, Reference, Spec, Target, random_weights
 from pretended_engine import TORCH, Guess
-from pretended_target import resources, save_beside
+from pretended_target import resources, save_beside, sizes_of
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
@@ -36,17 +36,7 @@ class Published:
 
 def sizes(spec: Spec, **more: Any) -> dict[str, Any]:
     """The settings of config.json that every layout has."""
-    settings = {
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.intermediate,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "rms_norm_eps": spec.eps,
-        "vocab_size": spec.vocab,
-        "num_hidden_layers": spec.layers,
-        "max_position_embeddings": 64,  # short, as they are
-    }
-    return {**settings, **more}
+    return {**sizes_of(spec, spec.layers), **more}
 
 
 def _midlayer(name: str) -> str:

@@ -79,3 +79,8 @@ def overlapped_core(world: simulation.World, *args: Any, model: StartingHashMode
     core.runner.use_verifier(core.verifier)
     core.scheduler.lookahead, core.scheduler.guessing_lookahead = core.runner.lookahead, core.proposers.num_places_ahead
     return core
+
+
+def runner_of(core: EngineCore) -> OverlappedRunner:
+    assert isinstance(core.runner, OverlappedRunner)
+    return core.runner

@@ -34,6 +34,20 @@ def resources(target: Target, folder: Path, execution: Execution, bound: list[Ex
     return Resources(_view(target, folder), lambda name, _: Path(name), bind, cast(Any, None))
 
 
+def sizes_of(spec: Any, num_layers: int) -> dict[str, Any]:
+    """What the config.json of any drafter says."""
+    return {
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "rms_norm_eps": spec.eps,
+        "vocab_size": spec.vocab,
+        "num_hidden_layers": num_layers,
+        "max_position_embeddings": 64,  # short, as they are
+    }
+
+
 def save_beside(target: Target, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Path, Path]:
     """The folders of a drafter and of what it may read of its target."""
     drafter, of_target = folder / "drafter", folder / "target"

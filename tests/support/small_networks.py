@@ -39,3 +39,13 @@ def small_network(
 ) -> TorchExecutor:
     program = small_program(family, **settings)
     return TorchExecutor(program, weights or random_weights(program, device=device), dtype, device=device, kernels=kernels)
+
+
+def made_difficult(weight: Tensor) -> Tensor:
+    """[6, n], now with zeros, a group of zeros, groups of different sizes, an infinity, and numbers that are hardly any."""
+    weight[0] = 0
+    weight[1, :32] = 0
+    weight[2, :32] *= 1e-3
+    weight[3, 5] = torch.inf
+    weight[4] *= 1e-36
+    return weight

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from saying import check_engine, token_ids
+
 from foretoken import LLM, SamplingParams
 from foretoken.kernels import native
 
@@ -19,22 +21,21 @@ DRAWN: dict[str, dict[str, Any]] = {"seeded": {"temperature": 1.0}, "filtered": 
 
 def drafts_of(llm: LLM, methods: Iterable[str], settings: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Of each method, the tokens that it drafted and those that were accepted. Its texts must be those without speculation."""
-    plain = _texts(_generate(llm, "off", settings))
+    plain = token_ids(_generate(llm, "off", settings))
     found: dict[str, tuple[int, int]] = {}
     for method in methods:
         outputs = _generate(llm, method, settings)
-        assert _texts(outputs) == plain, method
+        assert token_ids(outputs) == plain, method
         metrics = [output.metrics.speculative_decoding for output in outputs]
         found[method] = sum(m.num_draft_tokens for m in metrics), sum(m.num_accepted_draft_tokens for m in metrics)
-    failed = [health.name for health in llm._running().core.proposers.stats() if health.num_failures]
-    assert not failed
+    check_engine(llm)
     return found
 
 
 def _generate(llm: LLM, method: str, settings: dict[str, Any]) -> list[Any]:
     """Six requests at once, three of them with a common beginning of several blocks."""
     beginning = llm.get_tokenizer().encode("Once upon a time there was a princess who lived in a castle. " * 4)
-    prompts = [{"prompt_token_ids": ids} for ids in ([*beginning, 300], [5], [*beginning, 301, 777], [9, 8, 7], [300] * 18, beginning)]
+    prompts = [[*beginning, 300], [5], [*beginning, 301, 777], [9, 8, 7], [300] * 18, beginning]
     each = [
         SamplingParams(
             max_tokens=20 + i, seed=i, ignore_eos=True, allowed_token_ids=list(TOKEN_IDS), speculation={"method": method}, **settings
@@ -42,7 +43,3 @@ def _generate(llm: LLM, method: str, settings: dict[str, Any]) -> list[Any]:
         for i in range(len(prompts))
     ]
     return llm.generate(prompts, each, use_tqdm=False)
-
-
-def _texts(outputs: Iterable[Any]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]

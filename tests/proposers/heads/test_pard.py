@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from saying import Made, heard
 from tiny_models import save_tokenizer
 from torch import Tensor
 from training_heads import TinyTarget, Training, check_documents_apart, document, llama_config, rounded, texts
@@ -17,7 +18,6 @@ from transformers import LlamaForCausalLM
 from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.proposers.base import Draft, DraftContext
 from foretoken.proposers.config_reading import parse_speculative_config
 from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.heads.pard import Pard, PardSettings
@@ -58,25 +58,15 @@ def recomputed(head: Pard, text: Sequence[int], count: int) -> Tensor:
         return head(whole, none)[len(text) - 1 :] @ head.model.lm_head.weight.T
 
 
-def drafts(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], list[int]]]:
-    """(text, guesses) of every row of every step."""
-    proposer, seen = engine.core.proposers.proposers[1], []
-    asked = proposer.propose
-
-    def listen(context: DraftContext) -> Draft:
-        draft = asked(context)
-        for row, start, end in zip(context.rows, draft.start_loc, draft.start_loc[1:], strict=False):
-            seen.append((list(row.token_ids), list(draft.token_ids[start:end])))
-        return draft
-
-    proposer.propose = listen
+def drafts(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[Made]:
+    found = heard(pytest.MonkeyPatch(), engine.core.proposers.proposers[1])
     for number, prompt in enumerate(prompts):
         params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
         engine.core.add_request(Request(str(number), list(prompt), params, 0.0, 20, seed=number))
     while engine.core.has_work:
         engine.core.step(0.0)
     assert not any(proposer.num_failures for proposer in engine.core.proposers.stats())
-    return [(text, guesses) for text, guesses in seen if guesses]
+    return found
 
 
 def test_it_learns_and_its_export_guesses_as_it_does(target: Whole, trained: tuple[Pard, Training], tmp_path: Path) -> None:

@@ -99,10 +99,9 @@ def test_served_with_it_the_target_guesses_what_the_noise_hides(
     trained[0].export(tmp_path)
     save_tokenizer(target.folder)
     greedy = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
-    prompts = [{"prompt_token_ids": text} for text in texts(8, 20, seed=9)]
     config = {"method": "uno", "uno_lora_path": str(tmp_path), "num_speculative_tokens": 4, "adaptive": False}
     with LLM(target.folder, config, dtype="float32", kv_cache_gb=0.01, max_model_len=128, max_num_seqs=8) as llm:
-        llm.generate(prompts, greedy, use_tqdm=False)
+        llm.generate(texts(8, 20, seed=9), greedy, use_tqdm=False)
         stats = llm.stats()
     first, second, *_ = stats.accepted_per_position
     assert first == stats.num_drafts and second > first / 4
