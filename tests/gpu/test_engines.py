@@ -26,7 +26,7 @@ from foretoken.proposers.learned import LearnedProposer
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], list(range(100, 190))]
 NUM_TOKENS = 24
-KIND_OF_BLOCKS = dict.fromkeys(("dflash2", "dflare", "ddtree"), "dflash")
+KIND_OF_BLOCKS: dict[str, str] = {"dflash2": "dflash", "dflare": "dflash", "ddtree": "dflash"}
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     "lookahead": {},
