@@ -18,6 +18,9 @@ from .logit_filters import best
 MAX_LOGITS_BYTES = 64 * 2**20
 """Of whole logits that the prompts of one step may take together: a long chunk of a large vocabulary would take gigabytes."""
 
+ROWS = 128
+"""Scored at a time, for the same reason: on the way there are twice as many numbers as logits."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -31,6 +34,10 @@ class Scores:
     @classmethod
     def of(cls, logits: Tensor, token_ids: Sequence[int], num_best: int) -> Scores:
         """Of token_ids [n] by logits [n, V], with the num_best best beside them. NaN in a row makes its scores NaN."""
+        if len(logits) > ROWS:
+            starts = range(0, len(logits), ROWS)
+            parts = [cls.of(logits[start : start + ROWS], token_ids[start : start + ROWS], num_best) for start in starts]
+            return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
         scores = torch.log_softmax(logits, -1)
         chosen = scores.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
         ranks = (scores > chosen).sum(-1) + 1

@@ -8,14 +8,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken import LLM, SamplingParams
-from foretoken.engine import scheduler
+from foretoken.engine import prompt_logprobs, scheduler
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
 from foretoken.engine.outputs import RequestOutput
+from foretoken.engine.prompt_logprobs import ROWS, Scores
 
 OPTIONS: dict[str, Any] = {"kv_cache_gb": 0.01, "max_num_seqs": 8, "dtype": "float32"}
 ONLY_READ = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=3)
@@ -129,6 +131,15 @@ def test_few_logits_at_a_time(tiny_target: Path, monkeypatch: pytest.MonkeyPatch
         for output in llm.generate([a_prompt(40, 1), a_prompt(50, 2)], ONLY_READ, use_tqdm=False):
             check(tiny_target, output, 3)
     assert 7 <= max(widths) <= 10 and sum(widths) == 39 + 49
+
+
+def test_scores_are_the_same_however_many_rows_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, token_ids = torch.randn(2 * ROWS + 3, 40), [i % 40 for i in range(2 * ROWS + 3)]
+    found = Scores.of(logits, token_ids, 4)
+    monkeypatch.setattr(prompt_logprobs, "ROWS", len(logits))
+    whole = Scores.of(logits, token_ids, 4)
+    for name in Scores.__dataclass_fields__:
+        assert np.array_equal(getattr(found, name), getattr(whole, name)) and len(getattr(found, name)) == len(logits)
 
 
 def test_scores_that_are_not_finite_fail_their_request_alone(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
