@@ -40,6 +40,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.proposers = proposers
+        self._hears_nodes = proposers.needs.argmax
         self.runner = runner
         self.verifier = verifier
         self.committer = committer
@@ -203,7 +204,7 @@ class EngineCore:
         times = self._times()
         started = self._stopwatch()
         self.controller.observe(plan, verdict, self._now, times)
-        listening = self._tell(deltas, lambda: verdict.feedback(plan, target))
+        listening = self._tell(deltas, lambda: verdict.feedback(plan, target, self._hears_nodes))
         self._observing = self._stopwatch() - started - listening
         return deltas
 

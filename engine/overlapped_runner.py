@@ -123,7 +123,8 @@ class OverlappedRunner(Runner):
             return Forward(started.finish)
         self.num_matched += 1
         logits = started.logits if plan.scored else None
-        fetched, *best = Fetched.of(answer, *[started.argmax[: started.num_scores]] * self._keeps_argmax)
+        kept = [started.argmax[: started.num_scores]] if self._keeps_argmax else []
+        fetched, *best = Fetched.of(answer, *kept)
 
         def matched() -> ForwardOutput:
             argmax = best[0].get() if best else started.argmax

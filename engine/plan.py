@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..kernels.layout import ForwardOutput
 from ..kernels.record import record
 from ..kernels.state_slots import RowState
-from ..proposers.base import FORCED, DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay
+from ..proposers.base import FORCED, DraftContext, DraftRow, Draw, Ended, Feedback, RowUnderWay, UnderWay, VerifiedNodes
 from .prompt_logprobs import Scores
 from .request import Request, TokenLogprobs
 
@@ -248,8 +248,8 @@ class Verdict:
     rows: list[RowVerdict]
     scores: Sequence[Scores] = ()  # one for each of the plan's scored parts
 
-    def feedback(self, plan: StepPlan, target: ForwardOutput) -> Feedback:
-        """Call after the commit: it reads what the rows have become."""
+    def feedback(self, plan: StepPlan, target: ForwardOutput, hears_nodes: bool = False) -> Feedback:
+        """Call after the commit: it reads what the rows have become. hears_nodes: as of `Needs.argmax`."""
         starts = [0]
         for row in plan.rows:
             starts.append(starts[-1] + row.num_tokens)
@@ -266,21 +266,17 @@ class Verdict:
             num_scheduled=[row.num_scheduled for row in plan.rows],
             token_ids=[request.token_ids for request in requests],
             ended=_ended(requests),
-            draft_token_ids=[row.draft_token_ids for row in plan.rows],
-            parents=[row.parents for row in plan.rows],
-            argmax=target.argmax,
-            first_nodes=self._first_nodes(plan),
+            nodes=self._nodes(plan, target) if hears_nodes else None,
         )
 
     @staticmethod
-    def _first_nodes(plan: StepPlan) -> list[int]:
-        """Of each row, among what the target has said of the step's nodes; -1 where it does not sample."""
-        found: list[int] = []
+    def _nodes(plan: StepPlan, target: ForwardOutput) -> VerifiedNodes:
+        firsts: list[int] = []
         first = 0
         for row in plan.rows:
-            found.append(first if row.samples else -1)
+            firsts.append(first if row.samples else -1)
             first += (1 + len(row.draft_token_ids)) * row.samples
-        return found
+        return VerifiedNodes([row.draft_token_ids for row in plan.rows], [row.parents for row in plan.rows], firsts, target.argmax)
 
 
 @record

@@ -171,6 +171,16 @@ class Ended:
 
 
 @record
+class VerifiedNodes:
+    """What was verified in a step, and what the target thinks best behind all of it."""
+
+    token_ids: Sequence[Sequence[int]]  # [R] drafts, as far as no form and nobody who counts costs has cut them
+    parents: Sequence[Sequence[int]]  # [R] as in Draft
+    first: Sequence[int]  # [R] where a row's begin in argmax: behind its last known token, then behind each of its draft; -1 = nowhere
+    argmax: Tensor  # [N] token ids
+
+
+@record
 class Feedback:
     """What a step did to its rows, after the commit. Plain data, so that proposers know no engine."""
 
@@ -185,10 +195,7 @@ class Feedback:
     num_scheduled: Sequence[int] = ()  # [R] known tokens among the row's hidden states; its draft tokens follow
     token_ids: Sequence[Sequence[int]] = ()  # [R] the row's known tokens after the commit; live views, as in DraftRow
     ended: Sequence[Ended] = ()
-    argmax: Tensor | None = None  # [N] the target's best token behind each node of rows that sampled; for whom `Needs` says so
-    draft_token_ids: Sequence[Sequence[int]] = ()  # [R] what was verified: drafts as far as nobody cut them
-    parents: Sequence[Sequence[int]] = ()  # [R] as in Draft
-    first_nodes: Sequence[int] = ()  # [R] where a row's are: behind its last known token, then behind each of its draft; -1 = nowhere
+    nodes: VerifiedNodes | None = None  # for whom `Needs.argmax` says so
 
 
 class KnownRow(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..kernels.started import to_lists
 from .base import Draft, DraftContext, DraftRow, Feedback, Needs
 from .config import LookaheadConfig
+from .token_tree import TokenTree
 
 MAX_READ_TOKENS = 4096
 """Of a text, its last ones, whose n-grams a row has."""
@@ -58,16 +59,16 @@ class LookaheadProposer:
         return draft
 
     def observe(self, feedback: Feedback) -> None:
-        best: list[int] = []
+        nodes, best = feedback.nodes, list[int]()
+        assert nodes is not None
         for i, request_id in enumerate(feedback.request_ids):
-            row = self._rows.get(request_id)
-            if row is None or not row.has_guessed or feedback.first_nodes[i] < 0:
+            row, first = self._rows.get(request_id), nodes.first[i]
+            if row is None or not row.has_guessed or first < 0:
                 continue
             if not best:
-                assert feedback.argmax is not None
-                (best,) = to_lists(feedback.argmax)
-            verified = feedback.draft_token_ids[i], feedback.parents[i]
-            row.learn(*verified, best[feedback.first_nodes[i] :], len(feedback.emitted[i]), feedback.token_ids[i])
+                (best,) = to_lists(nodes.argmax)
+            verified = nodes.token_ids[i], nodes.parents[i]
+            row.learn(*verified, best[first : first + 1 + len(verified[0])], len(feedback.emitted[i]), feedback.token_ids[i])
 
     def forget(self, request_id: str) -> None:
         self._rows.pop(request_id, None)
@@ -88,7 +89,7 @@ class _Row:
         self._found: dict[int, dict[tuple[int, ...], None]] = {}  # first token -> what came behind it, the latest last
         self._num_read = 0  # of the text
         self._columns = [self._some(row.token_ids, c) for c in range(config.max_window_size)]
-        self._tree: _Tree | None = None  # the latest, if nobody has said what became of it
+        self._tree: TokenTree | None = None  # the latest, if nobody has said what became of it
         self._ends: list[int] = []  # of its columns: the nodes of their last tokens
 
     @property
@@ -103,20 +104,20 @@ class _Row:
             self._keep(text[start : start + self._size])
         return self._num_read - first
 
-    def guess(self, text: Sequence[int], room: int) -> _Tree:
+    def guess(self, text: Sequence[int], room: int) -> TokenTree:
         """At most `room` nodes. A window of fewer columns where there is less room."""
         size, width = self._size, len(self._columns)
-        tree = _Tree(room)
+        tree = TokenTree(room)
         self._columns[0][0] = text[-1]
         columns = (room + 1) * width // ((width + self._most) * (size - 1))
         first, self._ends = -1, []
         for column in self._columns[:columns]:
             if self._ends:
-                first = tree.add(first, column[0])
-            self._ends.append(tree.add_path(first, column[1:]))
+                first = tree.add(first, column[:1])
+            self._ends.append(tree.add(first, column[1:]))
         for ngram in reversed(self._found.get(text[-1], ())):
-            tree.add_path(-1, ngram)
-        self._tree = tree if tree.token_ids else None
+            tree.add(-1, ngram)
+        self._tree = tree if len(tree) else None
         return tree
 
     def learn(
@@ -159,40 +160,3 @@ class _Row:
     def _some(self, text: Sequence[int], first: int = 0) -> list[int]:
         """What a column begins with: any tokens of the text."""
         return [text[(17 * first + 7 * i) % len(text)] for i in range(self._size - 1)]
-
-
-class _Tree:
-    """Nodes of a row's draft, parents first; equal ones are one."""
-
-    def __init__(self, room: int) -> None:
-        self.token_ids: list[int] = []
-        self.parents: list[int] = []
-        self._room = room
-        self._nodes: dict[tuple[int, int], int] = {}
-
-    def add(self, parent: int, token: int) -> int:
-        """The node of this token behind that one; if there is no room, the parent."""
-        node = self._nodes.get((parent, token))
-        if node is None:
-            if len(self.token_ids) == self._room:
-                return parent
-            node = self._nodes[parent, token] = len(self.token_ids)
-            self.token_ids.append(token)
-            self.parents.append(parent)
-        return node
-
-    def add_path(self, parent: int, token_ids: Sequence[int]) -> int:
-        """The last node of this path behind a node."""
-        for token in token_ids:
-            parent = self.add(parent, token)
-        return parent
-
-    def places(self, token_ids: Sequence[int], parents: Sequence[int]) -> dict[int, int]:
-        """Nodes that are among those of another tree -> where they are there; -1 is the root of both."""
-        own, found = [-1], {-1: -1}  # own: of each node there, what it is here; -2 = nothing
-        for place, (token, parent) in enumerate(zip(token_ids, parents, strict=True)):
-            node = self._nodes.get((own[parent + 1], token))
-            own.append(-2 if node is None else node)
-            if node is not None:
-                found[node] = place
-        return found

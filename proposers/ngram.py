@@ -16,6 +16,7 @@ from .config_entry import MAX_NUM_SPECULATIVE_TOKENS
 from .corpus import Corpora, Corpus
 from .early_lookup import EarlyLookups
 from .ngram_index import NgramIndex
+from .token_tree import TokenTree
 
 MAX_PLACES = 32
 """Of earlier places looked at for the branches of one draft."""
@@ -139,24 +140,17 @@ class NgramProposer:
             draft.parents.extend(range(-1, len(continuation) - 1))
             draft.source.extend([0] * len(continuation))
             return
-        first = len(draft.token_ids)
         room, num_branches = min(row.ceiling, self.max_tokens), self._config.num_branches
-        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node, within the row
+        tree = TokenTree(room)
         for continuation in islice(self._continuations(row, index), MAX_PLACES):
-            parent, num_before = -1, len(nodes)
-            for token in continuation:
-                node = nodes.get((parent, token))
-                if node is None:
-                    if len(nodes) == room:
-                        break
-                    node = nodes[parent, token] = len(nodes)
-                    draft.token_ids.append(token)
-                    draft.parents.append(parent)
-                parent = node
-            num_branches -= len(nodes) > num_before
-            if num_branches == 0 or len(nodes) == room:
+            before = len(tree)
+            tree.add(-1, continuation)
+            num_branches -= len(tree) > before
+            if num_branches == 0 or len(tree) == room:
                 break
-        draft.source.extend([0] * (len(draft.token_ids) - first))
+        draft.token_ids.extend(tree.token_ids)
+        draft.parents.extend(tree.parents)
+        draft.source.extend([0] * len(tree))
 
     def _continuations(self, row: DraftRow, index: NgramIndex) -> Iterator[Sequence[int]]:
         """What followed the row's last tokens before, best first."""

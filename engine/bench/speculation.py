@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 ALWAYS = 1 << 30  # running requests: fixed k is to be measured wherever it is asked for
 TREE_KEYS = frozenset({"speculative_token_tree", "eagle_topk", "num_steps", "num_draft_tokens", "num_branches", "use_tree"})
-OF_THEIR_OWN_LENGTH = frozenset({"medusa", "hydra", "mlp_speculator", "dflash", "dspark", "orthrus", "lookahead"})
-"""Methods whose checkpoint or settings say how many guesses they make."""
+OF_THEIR_OWN_LENGTH = frozenset({"medusa", "hydra", "mlp_speculator", "dflash", "dspark", "orthrus"})
+"""Methods whose checkpoint says how many guesses they make."""
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
@@ -47,11 +47,15 @@ class Method:
     @property
     def has_one_length(self) -> bool:
         """Whether there are no lengths to try: a tree is what it is, and several methods have one each."""
-        return len(self.entries) > 1 or not TREE_KEYS.isdisjoint(self.entries[0]) or self.entries[0].get("method") == "lookahead"
+        return len(self.entries) > 1 or _is_tree(self.entries[0])
+
+
+def _is_tree(entry: Mapping[str, Any]) -> bool:
+    return entry.get("method") == "lookahead" or not TREE_KEYS.isdisjoint(entry)
 
 
 def _is_sized(entry: Mapping[str, Any]) -> bool:
-    return entry.get("method") in OF_THEIR_OWN_LENGTH or not TREE_KEYS.isdisjoint(entry)
+    return entry.get("method") in OF_THEIR_OWN_LENGTH or _is_tree(entry)
 
 
 @dataclass(frozen=True)

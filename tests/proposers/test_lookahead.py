@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretoken import LLM, SamplingParams
-from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback
+from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Feedback, VerifiedNodes
 from foretoken.proposers.config import LookaheadConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
@@ -58,10 +58,9 @@ def step(
             accepted.append(node)
             emitted.append(best[1 + node])
     text += emitted
-    known = {"token_ids": [text], "draft_token_ids": [tokens], "parents": [parents]}
-    argmax = torch.tensor([7, 7, *best])  # another row's first
+    nodes = VerifiedNodes([tokens], [parents], [2], torch.tensor([7, 7, *best]))  # another row's first
     counts = [len(text) - 1], [len(tokens)]
-    proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], argmax=argmax, first_nodes=[2], **known))
+    proposer.observe(Feedback(["r"], *counts, [accepted], [emitted], [False], token_ids=[text], nodes=nodes))
     proposer.check()
     return draft
 
@@ -183,10 +182,10 @@ def test_it_hears_what_the_target_thinks_behind_each_guess(executor: str, monkey
 
     def watched(self: LookaheadProposer, feedback: Feedback) -> None:
         nonlocal checked
-        assert feedback.argmax is not None
-        best = feedback.argmax.tolist()
+        assert feedback.nodes is not None
+        best = feedback.nodes.argmax.tolist()
         for i, emitted in enumerate(feedback.emitted):
-            if first := feedback.first_nodes[i] + 1:
+            if first := feedback.nodes.first[i] + 1:
                 assert [best[first - 1], *(best[first + node] for node in feedback.accepted[i])][: len(emitted)] == emitted
                 checked += len(feedback.accepted[i]) > 0
         observe(self, feedback)
