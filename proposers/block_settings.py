@@ -1,4 +1,4 @@
-"""What a block drafter's config.json means: publishers count layers in two ways and say in four whether a block is causal.
+"""What a block drafter's config.json means: publishers count layers in two ways and say in five whether a block is causal.
 
 Knows no tensors. Nothing crashes if these are confused; guesses only get worse.
 """
@@ -157,14 +157,15 @@ class BlockSettings:
     def causal(self, num_layers: int, is_dspark: bool) -> tuple[bool, ...]:
         """Whether tokens of a block see only those before them, layer by layer.
 
-        z-lab: layers that `layer_types` calls sliding do, those that slide by use_swa do not, unless `is_causal` or
-        dflash_config.causal speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal, which is what a DFlash 2
-        means that says nothing. DeepSeek's DSpark and Meta's assistant: none.
+        z-lab: layers that `layer_types` calls sliding do, those that slide by use_swa do not, unless `is_causal`, or in dflash_config
+        `causal` or JetSpec's `causal_head`, speaks for all. `speculators`: sliding layers do, unless sliding_window_non_causal, which
+        is what a DFlash 2 means that says nothing. DeepSeek's DSpark and Meta's assistant: none.
         """
         if self._speculators is not None:
             is_open = self.flag("sliding_window_non_causal", self._speculators == "dflash2")
             return tuple(slides and not is_open for slides in self._slides(num_layers))
-        explicit = next((value for value in (self.find("is_causal"), self._inner.get("causal")) if value is not None), None)
+        named = self.find("is_causal"), self._inner.get("causal"), self._inner.get("causal_head")
+        explicit = next((value for value in named if value is not None), None)
         if explicit is not None or is_dspark or self.is_assistant:
             return (bool(explicit),) * num_layers
         return self._slides(num_layers)

@@ -35,16 +35,18 @@ METHODS = (
     *("mlp_speculator", "dflash", "dspark", "orthrus", "uno", "lookahead", "prediction", "custom_class", "extract_hidden_states"),
     "synthetic",
 )
+BLOCK_TREES = ("ddtree", "jetspec", "jetflow")
+"""Methods that are a DFlash which guesses a tree."""
 OTHER_NAMES = {
     **{"ngram_gpu": "ngram", "uno_adapter": "uno", "nextn": "mtp", "frozen_kv_mtp": "mtp", "lookahead_decoding": "lookahead"},
     **{"hydra++": "hydra", "recurrent_drafting": "redrafter"},
     **dict.fromkeys(("standalone", "draft_target", "simple"), "draft_model"),
     **dict.fromkeys(("eagle2", "hass", "gumiho"), "eagle"),
     **dict.fromkeys(("peagle", "p-eagle"), "eagle3"),
-    **dict.fromkeys(("dflash2", "dflare", "lilicorr", "domino", "xpress", "ddtree"), "dflash"),
+    **dict.fromkeys(("dflash2", "dflare", "lilicorr", "domino", "xpress", *BLOCK_TREES), "dflash"),
 }
 """What other servers, papers, or a checkpoint's own config, call a method of ours."""
-DDTREE_TOP_K = 8
+BLOCK_TREE_TOP_K = 8
 
 
 def read_speculative_config(text: str, target: str | None = None) -> SpeculativeConfig:
@@ -142,8 +144,8 @@ def _method(entry: ConfigEntry, target: str | None) -> str:
             return "ngram"
         if method.endswith("_mtp"):  # deepseek_mtp, qwen3_next_mtp, ...: one name per model type in older versions
             return "mtp"
-        if method == "ddtree":
-            entry.prefer("eagle_topk", DDTREE_TOP_K)
+        if method in BLOCK_TREES:
+            entry.prefer("eagle_topk", BLOCK_TREE_TOP_K)
         method = OTHER_NAMES.get(method, method)
         if method in ("draft_model", "pard") and (parallel := entry.flag("parallel_drafting")) is not None:
             return "pard" if parallel else "draft_model"

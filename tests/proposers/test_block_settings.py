@@ -67,6 +67,8 @@ def test_layers_that_cannot_be_read(config: dict[str, Any], words: str) -> None:
         (z_lab({}, **MIXED), (True, False, True)),
         (z_lab({"causal": False}, **MIXED), (False, False, False)),
         (z_lab({"causal": True}), (True, True, True)),
+        (z_lab({"causal_head": True}), (True, True, True)),
+        (z_lab({"causal": False, "causal_head": True}), (False, False, False)),
         (z_lab({}, is_causal=True, **MIXED), (True, True, True)),
         (z_lab({"use_swa": True, "swa_window_size": 32}), (False, False, False)),
         (speculators({}), (False, False, False)),

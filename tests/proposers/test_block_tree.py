@@ -40,7 +40,7 @@ def test_a_block_without_places_has_no_tree() -> None:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "speculators", "dflare"])
+@pytest.mark.parametrize("name", ["z-lab", "z-lab, sliding", "JetSpec", "speculators", "dflare"])
 def test_a_dflash_guesses_what_its_places_say(name: str, execution: Execution, tmp_path: Path) -> None:
     drafter = Drafter.write(PUBLISHED[name], tmp_path)
     tree = BlockTree(top_k=3, num_nodes=9, depth=4)

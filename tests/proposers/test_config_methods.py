@@ -135,6 +135,7 @@ NETWORKS = [
     ({"method": "dflash", "model": "M", "parallel_drafting": True}, BlockConfig("M", "dflash")),
     ({"method": "dflash2", "model": "M"}, BlockConfig("M", "dflash")),
     ({"method": "DDTREE", "model": "M"}, BlockConfig("M", "dflash", 16, BlockTree(8, 16, 16))),
+    ({"method": "jetspec", "model": "M", "num_draft_tokens": 33}, BlockConfig("M", "dflash", 32, BlockTree(8, 32, 32))),
     ({"method": "ddtree", "model": "M", "ddtree_budget": 9, "eagle_topk": 3}, BlockConfig("M", "dflash", 9, BlockTree(3, 9, 9))),
     (
         {"method": "dflash", "model": "M", "eagle_topk": 4, "num_steps": 7, "num_draft_tokens": 33},

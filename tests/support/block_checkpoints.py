@@ -189,6 +189,7 @@ def _published() -> dict[str, Published]:
         "z-lab, TorchSpec": z_lab(base, {"model_type": "dflash"}),
         "z-lab, wide": z_lab(replace(base, hidden=48, own_embedding=True, own_head=True, taps=(1, 8, 3, 5))),
         "z-lab, causal": z_lab(replace(base, causal=(True, True)), causal=True),
+        "JetSpec": z_lab(replace(base, causal=(True, True)), causal_head=True),
         "z-lab, sliding": z_lab(replace(slides, causal=(True, False)), sliding),
         "z-lab, all sliding": z_lab(replace(base, windows=(7, 7), causal=(True, True)), all_sliding),
         "z-lab, sliding, bidirectional": z_lab(slides, sliding, causal=False),
