@@ -13,6 +13,11 @@ from .config_entry import SpeculativeConfigError
 from .detection import ASSISTANT, nested
 
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
+_KNOWN_OTHERWISE = {
+    *("conv_group_size", "conv_kernel_size", "selector_rank", "emb_dim", "gru_hidden_dim", "markov_rank"),
+    *("use_confidence_head", "confidence_head_with_markov", "shift_label"),
+}
+"""By tensors, or by what kind of drafter it is."""
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
 
 
@@ -26,6 +31,7 @@ class BlockSettings:
         # First folders of `speculators` have the windows beside what they say of the layers, as vLLM reads them.
         self.layers = {**own, **{key: config[key] for key in _WINDOWS if config.get(key) is not None}} if own else config
         self._top, self._inner = config, {**nested(config, "dflash_config"), **nested(config, "dspark_config")}
+        self._read: set[str] = set()
         kind = config.get("speculators_model_type")
         self._speculators = kind if isinstance(kind, str) else None
         architectures = config.get("architectures")
@@ -59,8 +65,13 @@ class BlockSettings:
         return self._speculators is not None or self.is_assistant
 
     def find(self, key: str) -> Any:
-        value = self._inner.get(key)
+        value = self._inside(key)
         return self._top.get(key) if value is None else value
+
+    def leftovers(self) -> tuple[str, ...]:
+        """A line about settings beside those that were read: what they mean is not known here."""
+        names = sorted(self._inner.keys() - self._read - _KNOWN_OTHERWISE)
+        return (f"settings that nothing reads: {', '.join(names)}",) if names else ()
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.find(key)
@@ -164,11 +175,15 @@ class BlockSettings:
         if self._speculators is not None:
             is_open = self.flag("sliding_window_non_causal", self._speculators == "dflash2")
             return tuple(slides and not is_open for slides in self._slides(num_layers))
-        named = self.find("is_causal"), self._inner.get("causal"), self._inner.get("causal_head")
+        named = self.find("is_causal"), self._inside("causal"), self._inside("causal_head")
         explicit = next((value for value in named if value is not None), None)
         if explicit is not None or is_dspark or self.is_assistant:
             return (bool(explicit),) * num_layers
         return self._slides(num_layers)
+
+    def _inside(self, key: str) -> Any:
+        self._read.add(key)
+        return self._inner.get(key)
 
     def _slides(self, num_layers: int) -> tuple[bool, ...]:
         """Of each layer, whether `layer_types` says so."""

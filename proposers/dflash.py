@@ -156,7 +156,7 @@ def _found(draft: BlockDraft, heads: Heads | None, tree: BlockTree | None, check
         lines.append(f"Markov head: {draft.markov or 'none'}, confidence head: {'yes' if draft.has_confidence else 'none'}")
     elif heads is not None and heads.correction is not None:
         lines.append(heads.correction.describe())
-    return (*lines, *checkpoint.leftovers())
+    return (*lines, *draft.settings.leftovers(), *checkpoint.leftovers())
 
 
 def _some(are: Sequence[bool]) -> str:

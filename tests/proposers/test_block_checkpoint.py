@@ -189,6 +189,13 @@ def test_what_was_found_is_told(tmp_path: Path, name: str, change: Change | None
     for part in words:
         assert part in found
     assert change is not None or "unused" not in found
+    assert "nothing reads" not in found
+
+
+def test_settings_that_nobody_knows_are_told(tmp_path: Path) -> None:
+    inner = PUBLISHED["z-lab"].config["dflash_config"]
+    drafter = write(tmp_path, "z-lab", dflash_config={**inner, "linear_context": True, "causal_head": False})
+    assert "settings that nothing reads: linear_context" in drafter.load().found
 
 
 def test_copies_of_the_targets_tables_are_kept_once(tmp_path: Path) -> None:
