@@ -103,7 +103,7 @@ def read_proposer(method: str, entry: ConfigEntry, target: str | None) -> Propos
             settings = {**threshold, **_sampling(entry), **_weights(entry)}
             return BlockConfig(entry.model(method, target), method, num_tokens, tree, **settings)
         case "orthrus":
-            if (model := entry.optional_model(method, target)) is not None and not is_same_model(model, target):
+            if (model := entry.text("model")) is not None and not is_same_model(model, target):
                 raise SpeculativeConfigError(f"{entry.name('model')} {model!r} is not the target, which brings an Orthrus's weights along")
             return OrthrusConfig(num_tokens, **_sampling(entry))
         case "uno":

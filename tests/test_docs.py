@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from foretoken.engine.vllm_flags import SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 from foretoken.server.cli import BENCHES, COMMANDS
 from foretoken.server.completion import parser_of
 from foretoken.server.config import ServerConfig
@@ -149,6 +150,11 @@ def test_every_flag_of_serve_is_told_somewhere() -> None:
     told = "\n".join(text_of(page) for page in PAGES)
     flags = [action.option_strings for action in parser(("serve",))._actions if action.option_strings]
     assert not [names for names in flags if not any(re.search(rf"{re.escape(name)}(?![\w-])", told) for name in names)]
+
+
+def test_no_page_asks_for_a_flag_that_has_no_effect() -> None:
+    told = "\n".join(text_of(page) for page in PAGES if page.name not in ("cli.md", "clients.md"))
+    assert not (SWITCHES | TAKING_A_VALUE | TAKING_VALUES) & set(re.findall(r"(?<![\w-])--[a-z][\w-]*", told))
 
 
 def test_the_api_names_every_format_of_calls_and_of_reasoning() -> None:

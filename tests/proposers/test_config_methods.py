@@ -170,8 +170,9 @@ def test_every_method_is_read_above() -> None:
     assert {"off", *(value["method"] for value, _ in (*NO_NETWORK, *NETWORKS) if "method" in value)} >= set(METHODS)
 
 
-def test_mtp_of_the_target_itself_needs_no_model() -> None:
+def test_what_the_target_brings_along_needs_no_model() -> None:
     assert only({"method": "mtp", "model": "org/target"}, target="org/target") == MtpConfig()
+    assert only({"method": "orthrus"}, target="foretoken-demo") == OrthrusConfig()  # of which it has none: the loader says so
 
 
 @pytest.mark.parametrize("method", ["draft_model", "pard", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "dflash", "ngram_cache"])
