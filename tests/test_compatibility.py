@@ -45,7 +45,7 @@ TREES: dict[str, dict[str, Any]] = {
     "medusa": {"speculative_token_tree": TREE},
     "hydra": {"speculative_token_tree": TREE},
     "redrafter": {"speculative_token_tree": TREE},
-    "dflash": {"eagle_topk": 3, "num_draft_tokens": 9},
+    **dict.fromkeys(("dflash", "dflare"), {"eagle_topk": 3, "num_draft_tokens": 9}),
 }
 LENGTHS = dict.fromkeys(("draft_model", "pard", "pard2", "eagle", "eagle3", "peagle", "redrafter", "mtp", "uno"), 3)
 PROPOSERS = (*MODEL_FREE, "prediction", *MAKERS)
