@@ -38,7 +38,9 @@ _HINTS = frozenset("type title description default examples $comment deprecated"
 _PATTERN_PART = re.compile(r"\\(?P<escape>.)|\[(?:\\.|[^\]\\])*\]?|(?P<around>\(\?<?[=!])", re.DOTALL)
 _OUTSIDE = frozenset("$defs definitions $id $schema".split())
 """They stay where they are when a schema is moved."""
+_ASIDE = "$moved"
 _MAX_REFS = 16
+_MAX_NAMES = 10_000
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LEAST, _MOST = 1024 - 2**63, 2**63 - 1
 """The widest bounds of integers that the library can write."""
@@ -49,15 +51,16 @@ _UP, _DOWN = Context(15, ROUND_CEILING), Context(15, ROUND_FLOOR)
 _LITTLE = Decimal("1e-15")
 
 
-def enforceable(schema: Any, strict: bool, param: str = "grammar") -> Any:
+def enforceable(schema: Any, strict: bool, param: str = "grammar", root: Any = None) -> Any:
     """A schema in its new words. strict: False drops patterns and numbers that no grammar can follow instead of having them refused.
 
-    schema: nested at most as deep as GrammarSpec lets through. param: for errors. Raises InvalidGrammar.
+    schema: nested at most as deep as GrammarSpec lets through. param: for errors. root: the document that it stands in, if that is
+    another. Raises InvalidGrammar.
     """
     if isinstance(schema, bool):
         return {} if schema else {"allOf": [False]}
     try:
-        return _Document(schema, strict).whole()
+        return _Document(schema if root is None else root, strict).whole(schema)
     except ValueError as error:
         raise InvalidGrammar(str(error), param) from None
 
@@ -80,15 +83,33 @@ class _Document:
     """A schema and what its references mean."""
 
     def __init__(self, root: Any, strict: bool) -> None:
-        self._root = root
-        self._strict = strict
+        self._root, self._strict = root, strict
+        name = root.get("$id") if isinstance(root, dict) else None
+        self._name = name.rstrip("#") if isinstance(name, str) else ""
+        self._new: dict[int, Any] = {}  # by the old one's identity
         self._referring: list[dict[str, Any]] = []  # whose $ref is still the old one
+        self._aside: dict[int, tuple[str, Any]] = {}  # schemas that do not stand where they are referred to
+        self._num_names = 0
 
-    def whole(self) -> Any:
-        new = self.rewritten(self._root)
-        for schema in self._referring:
-            schema["$ref"] = quote(_place(schema["$ref"], new), safe="!#$%&'()*+,/:;=?@~")
-        return new
+    def whole(self, schema: Any) -> Any:
+        new = self.rewritten(schema)
+        for referring in self._referring:  # which may grow
+            ref = referring["$ref"]
+            if (found := self._found(ref, self._root)) is not None:
+                target = self._new[id(found)] if id(found) in self._new else self.rewritten(found)
+                ref = ref if self._found(ref, new) is target else self._put_aside(target)
+            referring["$ref"] = quote(ref, safe="!#$%&'()*+,/:;=?@~")
+        return new | {_ASIDE: dict(self._aside.values())} if self._aside else new
+
+    def _found(self, ref: str, root: Any) -> Any:
+        """What stands there; None if that is nothing of this document."""
+        place = ref.removeprefix(self._name)
+        return referred(place, root) if place[:2] in ("", "#", "#/") else None
+
+    def _put_aside(self, target: Any) -> str:
+        """The reference to a new schema there."""
+        name, _ = self._aside.setdefault(id(target), (str(len(self._aside)), target))
+        return f"#/{_ASIDE}/{name}"
 
     def rewritten(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -107,7 +128,8 @@ class _Document:
             self._write_choice(new)
         if "propertyNames" in new:
             self._write_names(new, self._meant(new["propertyNames"]))
-        return _with_null(new) if new.pop("nullable", False) is True else new
+        self._new[id(schema)] = new = _with_null(new) if new.pop("nullable", False) is True else new
+        return new
 
     def _value(self, key: str, value: Any) -> Any:
         if key in _BY_NAME and isinstance(value, dict):
@@ -154,6 +176,11 @@ class _Document:
         described, others = new.get("properties", {}), new.get("additionalProperties", True)
         keys = [names["const"]] if "const" in names else names.get("enum")
         if isinstance(keys, list) and isinstance(described, dict):
+            self._num_names += len(keys)
+            if self._num_names > _MAX_NAMES:
+                raise ValueError(f"propertyNames list more than {_MAX_NAMES:,} names")
+            if isinstance(others, dict):
+                others = {"$ref": self._put_aside(others)}
             new["properties"] = {key: described.get(key, others) for key in keys if isinstance(key, str)}
         elif "properties" not in new and (pattern := _pattern_of(names)):
             new["patternProperties"] = {pattern: others}
@@ -170,11 +197,11 @@ class _Document:
         return frozenset("number" if kind == "integer" else str(kind) for kind in named)
 
     def _meant(self, schema: Any) -> Any:
-        """What a schema that is a local reference refers to."""
+        """What a schema that is a reference refers to."""
         for _ in range(_MAX_REFS):
             match schema:
-                case {"$ref": str(ref)} if "type" not in schema and ref.startswith("#/"):
-                    schema = referred(ref, self._root)
+                case {"$ref": str(ref)} if "type" not in schema:
+                    schema = self._found(ref, self._root)
                 case _:
                     break
         return schema
@@ -250,10 +277,6 @@ def _first_number(bound: float, up: bool, strictly: bool, across: Sequence[float
     return bound if first == Decimal(repr(bound)) else float(first)
 
 
-class _OrNull(dict[str, Any]):
-    """One that `_with_null` moved into its own anyOf."""
-
-
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
     """What OpenAPI 3.0 means by nullable. Within the schema where that can be said."""
     null = {"type": "null"}
@@ -263,22 +286,7 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
             schema[key] = [*choices, added]
     if not schema.keys() & {"$ref", "allOf", "oneOf", "const"}:
         return schema
-    return _OrNull({key: schema.pop(key) for key in _OUTSIDE & schema.keys()}, anyOf=[schema, null])
-
-
-def _place(ref: str, root: Any) -> str:
-    """Where what a local reference referred to is in the new words."""
-    start, *parts = ref.split("/")
-    place, found = [start], root if start == "#" else None
-    for part in parts:
-        if isinstance(found, _OrNull) and part not in _OUTSIDE:
-            place += "anyOf", "0"
-            found = found["anyOf"][0]
-        if part == "oneOf" and isinstance(found, dict) and part not in found:  # see _write_choice
-            part = "anyOf"
-        place.append(part)
-        found = referred("/" + part, found)
-    return "/".join(place)
+    return {key: schema.pop(key) for key in _OUTSIDE & schema.keys()} | {"anyOf": [schema, null]}
 
 
 def _require(schema: Any, key: str) -> None:

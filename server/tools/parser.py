@@ -12,6 +12,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from ...engine.errors import InvalidGrammar
+from ...engine.grammar_spec import MAX_TRUSTED_BYTES
 from ...engine.json_dialects import enforceable
 from .scanner import MAX_HELD, Arguments, CallBegun, Content, Scanner, Waiting
 
@@ -192,30 +194,19 @@ def argument_rules(tools: Sequence[Tool]) -> str:
     return "".join(f"arguments_{i}: {json_rule(schema_of(tool))}\n" for i, tool in enumerate(tools))
 
 
-def json_rule(schema: Any) -> str:
-    """JSON that fits a schema, spaced as Python's json does. What of a schema cannot be enforced is left to the caller to check."""
+def json_rule(schema: Any, root: Any = None) -> str:
+    """JSON that fits a schema, of `root` if that is given, as Python's json spaces it. What cannot be enforced is the caller's to check."""
     options = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "lenient": True}
-    schema = enforceable(schema, strict=False, param="tools")
+    schema = enforceable(schema, strict=False, param="tools", root=root)
     return f"%json {json.dumps(schema | {'x-guidance': options} if isinstance(schema, dict) else schema)}"
 
 
-def property_rule(described: Any, schema: Mapping[str, Any]) -> str:
-    """JSON that fits the description of a property, whose $refs are to the schema that it stands in."""
-    moved = _moved(described)
-    return json_rule(described if moved == described else moved | {"$defs": {"whole": _moved(schema)}})
-
-
-def _moved(schema: Any) -> Any:
-    """A schema with the references of a document that is now at #/$defs/whole of another."""
-    match schema:
-        case {"$ref": str(ref), **rest} if ref == "#" or ref.startswith("#/"):
-            return {"$ref": f"#/$defs/whole{ref[1:]}"} | {key: _moved(value) for key, value in rest.items()}
-        case dict():
-            return {key: _moved(value) for key, value in schema.items()}
-        case list():
-            return [_moved(value) for value in schema]
-        case _:
-            return schema
+def property_rule(described: Any, root: Mapping[str, Any], rules: Sequence[str]) -> str:
+    """JSON that fits the description of a property. Raises InvalidGrammar if the rules are too long."""
+    rule = json_rule(described, root)
+    if len(rule) > 1000 and sum(map(len, rules)) > MAX_TRUSTED_BYTES:  # each property brings what it refers to
+        raise InvalidGrammar(f"simplify the schemas: their grammar has over {MAX_TRUSTED_BYTES:,} bytes", "tools")
+    return rule
 
 
 def several(rule: str, separator: str, parallel: bool) -> str:

@@ -105,7 +105,7 @@ def _call_rules(tools: Sequence[Tool]) -> str:
             return '(other ("," " " other)*)?'
         required = schema.get("required", ())
         members = [
-            (f"{quoted(f'{spelled(key)}=')} {add(property_rule(one, schema))}", key in required)
+            (f"{quoted(f'{spelled(key)}=')} {add(property_rule(one, schema, rules))}", key in required)
             for key, one in schema["properties"].items()
         ]
         return in_order(members, SEPARATOR, add)

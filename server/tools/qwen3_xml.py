@@ -215,7 +215,7 @@ class BareValues(ValueRules):
         return self.text("*")
 
     def _json(self, schema: Any) -> str:
-        return f"{self.add(property_rule(schema, self.root))} {self._spelling.end}"
+        return f"{self.add(property_rule(schema, self.root, self._rules))} {self._spelling.end}"
 
 
 class SeedXml(Qwen3Xml):

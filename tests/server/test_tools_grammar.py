@@ -308,6 +308,11 @@ def test_a_grammar_grows_no_faster_than_the_schema() -> None:
         schema = {"type": ["array", "array"], "items": schema}
     tool = function({"properties": {"a": schema}})
     assert len(FORMATS["gemma4"].grammar([tool], quoted, True)) < 5_000
+    schema = {"properties": {str(i): {"$ref": "#/$defs/a"} for i in range(100)}, "$defs": {"a": {}, "b": {"title": "x" * 9_000}}}
+    assert len(FORMATS["pythonic"].grammar([function(schema)], quoted, True)) < 50_000
+    schema["$defs"]["a"]["enum"] = [*map(str, range(900))]
+    with pytest.raises(InvalidGrammar, match="simplify"):
+        FORMATS["pythonic"].grammar([function(schema)], quoted, True)
 
 
 @pytest.mark.parametrize(
