@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
@@ -27,6 +28,7 @@ MAX_MULTIPLES = 100_000
 """Of all that numbers must be multiples of, in units of their last digits: each remainder is a state of the lexer, half a kilobyte. Of
 their sum, and of their least common multiple, which is what a number has to be that must be a multiple of each."""
 
+_HALF = re.compile("[\ud800-\udfff]")
 _NO_CHOICES = "choices must be a list of non-empty strings, at least one"
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -48,22 +50,25 @@ class GrammarSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise InvalidGrammar(f"the text of a {self.kind} must be a string", self.param)
+        said: Any = self.text
         match self.kind:
             case "json_schema":
                 self._limit("schema", MAX_SCHEMA_BYTES)
-                self._check_schema(self._parsed())
+                self._check_schema(said := self._parsed())
             case "json_object":
                 pass
             case "regex":
                 self._limit("regular expression", MAX_REGEX_BYTES)
             case "choice":
                 self._limit("list of choices", MAX_SCHEMA_BYTES)
-                self._check_choices(self._parsed())
+                self._check_choices(said := self._parsed())
             case "grammar":
                 self._limit("grammar", MAX_TRUSTED_BYTES if self.trusted else MAX_GRAMMAR_BYTES)
             case _:
                 kinds = "json_schema, json_object, regex, choice or grammar"
                 raise InvalidGrammar(f"the kind of a grammar is {kinds}, not {self.kind!r}", self.param)
+        if (_HALF.search(self.text) or r"\u" in self.text) and (place := _cut(said, self.kind)):
+            raise InvalidGrammar(f"{place} is not valid Unicode: it has a lone surrogate", self.param)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str, strict: bool = True, param: str = "grammar") -> GrammarSpec:
@@ -99,11 +104,7 @@ class GrammarSpec:
         return cls("grammar", text, trusted=trusted, param=param)
 
     def _limit(self, what: str, max_bytes: int) -> None:
-        try:
-            size = len(self.text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidGrammar(f"the {what} is not valid Unicode: a lone surrogate at character {error.start:,}", self.param) from None
-        if size > max_bytes:
+        if (size := len(self.text.encode(errors="surrogatepass"))) > max_bytes:
             raise InvalidGrammar(f"the {what} has {size:,} bytes; the limit is {max_bytes:,}", self.param)
         if not self.text.strip():
             raise InvalidGrammar(f"the {what} is empty", self.param)
@@ -147,6 +148,14 @@ class GrammarSpec:
             raise InvalidGrammar(_NO_CHOICES, self.param)
         if len(choices) > MAX_ALTERNATIVES:
             raise InvalidGrammar(f"there are {len(choices):,} choices; the limit is {MAX_ALTERNATIVES:,}", self.param)
+
+
+def _cut(said: Any, place: str) -> str:
+    """Where in it half of a character stands, if there is one."""
+    if isinstance(said, str):
+        return place.encode(errors="backslashreplace").decode() if _HALF.search(said) else ""
+    inner = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
+    return next((found for key, value in inner if (found := _cut(key, there := f"{place}/{key}") or _cut(value, there))), "")
 
 
 def _remainders(multiple: Any) -> int:

@@ -10,13 +10,16 @@ from foretoken.engine.errors import InvalidGrammar, InvalidRequest
 from foretoken.engine.grammar_spec import MAX_ALTERNATIVES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, GrammarSpec
 from foretoken.engine.request import SamplingParams
 
+json_schema = GrammarSpec.json_schema
+DIGITS = "multipleOf has too many digits"
+
 
 def test_what_is_asked_for_is_compared_by_what_it_says() -> None:
     schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
-    spec = GrammarSpec.json_schema(schema, param="response_format")
-    assert spec == GrammarSpec.json_schema(schema) and hash(spec) == hash(GrammarSpec.json_schema(schema))
-    assert spec != GrammarSpec.json_schema(schema, strict=False) != GrammarSpec.json_object()
-    assert GrammarSpec.json_schema(True).text == "true"
+    spec = json_schema(schema, param="response_format")
+    assert spec == json_schema(schema) and hash(spec) == hash(json_schema(schema))
+    assert spec != json_schema(schema, strict=False) != GrammarSpec.json_object()
+    assert json_schema(True).text == "true"
     assert GrammarSpec.choice(["a", "b"]) == GrammarSpec("choice", '["a", "b"]')
 
 
@@ -30,24 +33,25 @@ def deep(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: GrammarSpec.json_schema("{"), "not valid JSON"),
-        (lambda: GrammarSpec.json_schema('{"minimum": NaN}'), "NaN"),
-        (lambda: GrammarSpec.json_schema("[1]"), "must be an object"),
-        (lambda: GrammarSpec.json_schema({"const": {1, 2}}), "cannot be written as JSON"),
-        (lambda: GrammarSpec.json_schema({"const": float("inf")}), "cannot be written as JSON"),
-        (lambda: GrammarSpec.json_schema({"title": "x" * MAX_SCHEMA_BYTES}), "the limit is 65,536"),
-        (lambda: GrammarSpec.json_schema({"title": "ä" * (MAX_SCHEMA_BYTES // 2)}), "the limit is 65,536"),
-        (lambda: GrammarSpec.json_schema(deep(MAX_SCHEMA_DEPTH)), "nested more than 64 levels"),
-        (lambda: GrammarSpec.json_schema("[" * 60_000), "nested too deeply"),
-        (lambda: GrammarSpec.json_schema('{"const": "\ud800"}'), "lone surrogate"),
-        (lambda: GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES + 1))}), "an enum has 1,001 values"),
-        (lambda: GrammarSpec.json_schema({"multipleOf": 9_999_991}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema({"multipleOf": -9_999_991}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema({"multipleOf": 3.14159}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema({"multipleOf": 1e300 + 1e299}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema({"items": [{"multipleOf": 60_000 + i} for i in (1, 2)]}), "multipleOf has too many digits"),
-        (lambda: GrammarSpec.json_schema("  "), "is empty"),
+        (lambda: json_schema("{"), "not valid JSON"),
+        (lambda: json_schema('{"minimum": NaN}'), "NaN"),
+        (lambda: json_schema("[1]"), "must be an object"),
+        (lambda: json_schema({"const": {1, 2}}), "cannot be written as JSON"),
+        (lambda: json_schema({"const": float("inf")}), "cannot be written as JSON"),
+        (lambda: json_schema({"title": "x" * MAX_SCHEMA_BYTES}), "the limit is 65,536"),
+        (lambda: json_schema({"title": "ä" * (MAX_SCHEMA_BYTES // 2)}), "the limit is 65,536"),
+        (lambda: json_schema(deep(MAX_SCHEMA_DEPTH)), "nested more than 64 levels"),
+        (lambda: json_schema("[" * 60_000), "nested too deeply"),
+        (lambda: json_schema({"items": [{"pattern": "\ud800"}]}), "json_schema/items/0/pattern .* lone surrogate"),
+        (lambda: json_schema(r'{"$defs": {"\udfff": {}}}'), r"/\\udfff .* lone surrogate"),
+        (lambda: json_schema({"enum": list(range(MAX_ALTERNATIVES + 1))}), "an enum has 1,001 values"),
+        (lambda: json_schema({"multipleOf": 9_999_991}), DIGITS),
+        (lambda: json_schema({"multipleOf": -9_999_991}), DIGITS),
+        (lambda: json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), DIGITS),
+        (lambda: json_schema({"multipleOf": 3.14159}), DIGITS),
+        (lambda: json_schema({"multipleOf": 1e300 + 1e299}), DIGITS),
+        (lambda: json_schema({"items": [{"multipleOf": 60_000 + i} for i in (1, 2)]}), DIGITS),
+        (lambda: json_schema("  "), "is empty"),
         (lambda: GrammarSpec.regex("a" * 5000), "the limit is 4,096"),
         (lambda: GrammarSpec.regex(""), "is empty"),
         (lambda: GrammarSpec.grammar("a" * 20_000), "the limit is 16,384"),
@@ -68,16 +72,16 @@ def test_what_is_refused_at_once(make: Any, says: str) -> None:
 
 
 def test_limits_are_inclusive() -> None:
-    GrammarSpec.json_schema(deep(MAX_SCHEMA_DEPTH - 1))
-    GrammarSpec.json_schema({"enum": list(range(MAX_ALTERNATIVES))})
-    GrammarSpec.json_schema({"allOf": [{"multipleOf": step} for step in (86_400, 0.01, 1e-7, 1_000_000, -10_800, 0, True, "x")]})
+    json_schema(deep(MAX_SCHEMA_DEPTH - 1))
+    json_schema({"enum": list(range(MAX_ALTERNATIVES))})
+    json_schema({"allOf": [{"multipleOf": step} for step in (86_400, 0.01, 1e-7, 1_000_000, -10_800, 0, True, "x")]})
     GrammarSpec.regex("a" * 4096)
     GrammarSpec.choice([f"c{i}" for i in range(MAX_ALTERNATIVES)])
 
 
 def test_errors_name_the_field_that_asked() -> None:
     with pytest.raises(InvalidGrammar) as caught:
-        GrammarSpec.json_schema("{", param="response_format.json_schema.schema")
+        json_schema("{", param="response_format.json_schema.schema")
     assert caught.value.param == "response_format.json_schema.schema"
 
 
