@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import SamplingParams, TokenDelta
-from .chat_format import ChatPrompt
+from .chat_format import OFF_LOOP_CHARS, ChatPrompt
 from .generation import ChoiceProgress, Generation
 from .logprobs import TokenText, annotated, chat_logprobs, prompt_logprobs
 from .replies import Reply, message
@@ -59,7 +61,9 @@ async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
     )
     if body.truncate_prompt_tokens is not None:
         prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
-    grammar, thinking = formats.grammar(params.grammar, tools, offer, prompt), formats.thinking(body.thinking_budget, prompt)
+    thinking, work = formats.thinking(body.thinking_budget, prompt), partial(formats.grammar, params.grammar, tools, offer, prompt)
+    is_long = tools is not None or len(params.grammar.text if params.grammar else "") > OFF_LOOP_CHARS
+    grammar = await asyncio.to_thread(work) if is_long else work()  # up to 0.1 s
     if grammar is not params.grammar or thinking is not None:  # a copy is checked anew: that takes as long as the first time
         params = replace(params, grammar=grammar, thinking=thinking)
     return Chat(prompt, params, formats.plain(tools), lambda: formats.reply(tools, offer, prompt, body.includes_reasoning))

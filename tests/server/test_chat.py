@@ -9,7 +9,7 @@ from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
 from foretoken.proposers.config import Typical
-from foretoken.server import chat_format
+from foretoken.server import chat_format, replies
 
 ROUTE = "/v1/chat/completions"
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -245,6 +245,14 @@ def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient,
         prompts.append(fake.prompt())
     assert prompts == ["<|user|>fox<|end|><|assistant|>", "<|user|>foxy<|end|><|assistant|>"]
     assert [thread.startswith("foretoken-reader_") for thread in threads] == [False, True]
+
+
+def test_long_forms_hold_nobody_up(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(replies, "reply_grammar", lambda *_: threads.append(threading.current_thread().name))
+    for size in (1, 9_000):
+        client.post(ROUTE, json=CHAT | {"format": {"title": "x" * size}})
+    assert [thread.startswith("asyncio_") for thread in threads] == [False, True]
 
 
 @pytest.mark.parametrize(("fields", "param"), [({"messages": [{"role": "user", "content": "a" * 10**5}]}, "messages"), ({}, "prediction")])
