@@ -15,8 +15,9 @@ from foretoken.engine.errors import InvalidGrammar, QueueFull
 from foretoken.engine.grammar_compiler import GrammarCompiler
 from foretoken.engine.grammar_spec import GrammarSpec
 
+json_schema, grammar, choice = GrammarSpec.json_schema, GrammarSpec.grammar, GrammarSpec.choice
 PROPERTIES = {"name": {"type": "string"}, "é": {"type": "integer"}}
-PERSON = GrammarSpec.json_schema({"type": "object", "properties": PROPERTIES, "required": ["é"]})
+PERSON = json_schema({"type": "object", "properties": PROPERTIES, "required": ["é"]})
 
 
 @pytest.mark.parametrize(
@@ -26,9 +27,9 @@ PERSON = GrammarSpec.json_schema({"type": "object", "properties": PROPERTIES, "r
         (PERSON, ['{"é":3}', '{\n    "é": 3\n}', '{ "é" :\n\t3 }'], ['{"é":  3}', '{"é":\n' + " " * 40 + "3}"]),
         (GrammarSpec.json_object(), ["{}", '{"a": {"b": [null, 1.5]}}'], ["[]", "null", '{"a"}']),
         (GrammarSpec.regex("(ab)+c?"), ["ab", "ababc"], ["abb", "c", "xab"]),
-        (GrammarSpec.choice(["größer 😀", 'with "quotes"\n', "yes", "yes"]), ["größer 😀", 'with "quotes"\n', "yes"], ["ye", "yesyes"]),
-        (GrammarSpec.grammar('root ::= "a" item+\nitem ::= [0-9] | "x"\n'), ["a1x2"], ["a", "ab"]),
-        (GrammarSpec.grammar('start: "a" ITEM+\nITEM: /[0-9]/ | "x"\n'), ["a1x2"], ["a", "ab"]),
+        (choice(["größer 😀", 'with "quotes"\n', "yes", "yes"]), ["größer 😀", 'with "quotes"\n', "yes"], ["ye", "yesyes"]),
+        (grammar('root ::= "a" item+\nitem ::= [0-9] | "x"\n'), ["a1x2"], ["a", "ab"]),
+        (grammar('start: "a" ITEM+\nITEM: /[0-9]/ | "x"\n'), ["a1x2"], ["a", "ab"]),
     ],
 )
 def test_what_may_be_said(spec: GrammarSpec, right: list[str], wrong: list[str]) -> None:
@@ -39,20 +40,20 @@ def test_what_may_be_said(spec: GrammarSpec, right: list[str], wrong: list[str])
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (GrammarSpec.json_schema({"type": "strin"}), "Invalid type"),
-        (GrammarSpec.json_schema({"$ref": "#/$defs/nowhere"}), "nowhere"),
-        (GrammarSpec.json_schema({"$ref": "https://example.com/x.json"}), "example.com"),
-        (GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (GrammarSpec.json_schema({"allOf": [{"type": "integer"}, {"type": "string"}]}), "Unsatisfiable"),
-        (GrammarSpec.json_schema({"type": "string", "pattern": "(?=x)y"}), "cannot be enforced"),
+        (json_schema({"type": "strin"}), "Invalid type"),
+        (json_schema({"$ref": "#/$defs/nowhere"}), "nowhere"),
+        (json_schema({"$ref": "https://example.com/x.json"}), "example.com"),
+        (json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (json_schema({"allOf": [{"type": "integer"}, {"type": "string"}]}), "Unsatisfiable"),
+        (json_schema({"type": "string", "pattern": "(?=x)y"}), "cannot be enforced"),
         (GrammarSpec.regex("[a-"), "unclosed"),
         (GrammarSpec.regex(r"(a)\1"), "regular expression"),
         (GrammarSpec.regex("[^\\x00-\\U0010ffff]"), "regular expression"),
-        (GrammarSpec.grammar("start: nowhere"), "nowhere"),
-        (GrammarSpec.grammar("no grammar at all"), "grammar"),
-        (GrammarSpec.grammar("root ::= ("), "grammar is not valid"),
-        (GrammarSpec.grammar("start: <|im_start|>"), r'unknown special token: "<\|im_start\|>" 1'),
-        (GrammarSpec.grammar("start: start"), "grammar"),
+        (grammar("start: nowhere"), "nowhere"),
+        (grammar("no grammar at all"), "grammar"),
+        (grammar("root ::= ("), "grammar is not valid"),
+        (grammar("start: <|im_start|>"), r'unknown special token: "<\|im_start\|>" 1'),
+        (grammar("start: start"), "grammar"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.kind} {value.text[:30]}",
 )
@@ -64,22 +65,22 @@ def test_what_is_refused(spec: GrammarSpec, says: str) -> None:
 
 def test_lenient_schemas_lose_what_cannot_be_enforced() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    assert accepts(GrammarSpec.json_schema(schema, strict=False), "[1, 1]")
+    assert accepts(json_schema(schema, strict=False), "[1, 1]")
 
 
 def test_special_tokens_come_only_where_the_server_itself_wants_them() -> None:
     marker = tokenizer().convert_tokens_to_ids("<|im_start|>")
     assert isinstance(marker, int)
-    inside = GrammarSpec.grammar(f'start: "a" <[{marker}]> "b"', trusted=True)
+    inside = grammar(f'start: "a" <[{marker}]> "b"', trusted=True)
     assert fresh_mask(compiled(inside), encode("a")) == [marker]
-    state, tokens = opened(GrammarSpec.grammar(f'start: "a" <[{marker}]> "b"'))
+    state, tokens = opened(grammar(f'start: "a" <[{marker}]> "b"'))
     tokens += encode("a")
     assert state.mask(()) is None and "no text" in str(state.error)
 
 
 def test_a_text_that_looks_like_a_special_token_is_text() -> None:
     marker = tokenizer().convert_tokens_to_ids("<|im_start|>")
-    for spec in (GrammarSpec.choice(["<|im_start|>"]), GrammarSpec.regex(r"<\|im_start\|>"), GrammarSpec.grammar('start: "<|im_start|>"')):
+    for spec in (choice(["<|im_start|>"]), GrammarSpec.regex(r"<\|im_start\|>"), grammar('start: "<|im_start|>"')):
         state, tokens = opened(spec)
         tokens += state.forced(100)
         assert tokenizer().decode(tokens[2:-1]) == "<|im_start|>" and marker not in tokens and state.error is None
@@ -87,47 +88,47 @@ def test_a_text_that_looks_like_a_special_token_is_text() -> None:
 
 def test_the_same_grammar_is_compiled_once_and_the_oldest_are_forgotten() -> None:
     made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, num_kept=4)
-    first = made.compile(GrammarSpec.choice(["0"]))
-    assert made.compile(GrammarSpec.choice(["0"])) is first
+    first = made.compile(choice(["0"]))
+    assert made.compile(choice(["0"])) is first
     for i in range(1, 40):
-        made.compile(GrammarSpec.choice([str(i)]))
-        assert made.compile(GrammarSpec.choice(["0"])) is first, "what is in use is kept"
+        made.compile(choice([str(i)]))
+        assert made.compile(choice(["0"])) is first, "what is in use is kept"
         assert len(made._kept) <= 4, "each may grow to megabytes while outputs follow it"
     for i in range(1, 5):
-        made.compile(GrammarSpec.choice([f"other {i}"]))
-    assert made.compile(GrammarSpec.choice(["0"])) is not first
+        made.compile(choice([f"other {i}"]))
+    assert made.compile(choice(["0"])) is not first
 
 
 def test_what_is_not_kept_works_all_the_same() -> None:
     made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0, num_kept=0)
-    state = made.compile(GrammarSpec.choice(["yes"])).open([])
+    state = made.compile(choice(["yes"])).open([])
     assert state.forced(1) and not made._kept
 
 
 def test_a_deadline() -> None:
     made = GrammarCompiler(tokenizer(), vocab_size(), [end_id()], deadline_s=60.0)
-    made.compile(GrammarSpec.choice(["yes"]))
+    made.compile(choice(["yes"]))
     made.deadline_s = 1e-4
     started = time.monotonic()
     properties = {f"p{i}": {"enum": [f"{i}-{j}" for j in range(5)]} for i in range(500)}
     with pytest.raises(InvalidGrammar, match="within 0.0001 s; simplify it"):
-        made.compile(GrammarSpec.json_schema({"type": "object", "properties": properties}))
+        made.compile(json_schema({"type": "object", "properties": properties}))
     assert time.monotonic() - started < 30
 
 
 def test_the_deadline_is_of_a_grammar_not_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, spec_of, really = compiler(), GrammarSpec.choice, grammar_compiler._compiled
-    made.compile(spec_of(["yes"]))
+    made, really = compiler(), grammar_compiler._compiled
+    made.compile(choice(["yes"]))
     monkeypatch.setattr(made, "deadline_s", 2.0)
     monkeypatch.setattr(grammar_compiler, "_compiled", lambda *args: (time.sleep(0.9), really(*args))[1])
     with ThreadPoolExecutor(6) as threads:
-        assert len([*threads.map(lambda i: made.compile(spec_of([f"{i}"])), range(6))]) == 6
+        assert len([*threads.map(lambda i: made.compile(choice([f"{i}"])), range(6))]) == 6
         monkeypatch.setattr(grammar_compiler, "QUEUE_S", 0.5)
-        waiting = [threads.submit(made.compile, spec_of([f"later {i}"])) for i in range(3)]
+        waiting = [threads.submit(made.compile, choice([f"later {i}"])) for i in range(3)]
         time.sleep(0.2)  # both threads have one
         with pytest.raises(QueueFull):  # it has waited for so long elsewhere
-            made.compile(spec_of(["late"]), asked_at=time.monotonic() - 0.5)
-        assert made.has(spec_of(["yes"])) and not made.has(spec_of(["late"]))
+            made.compile(choice(["late"]), asked_at=time.monotonic() - 0.5)
+        assert made.has(choice(["yes"])) and not made.has(choice(["late"]))
         assert sorted(type(one.exception()).__name__ for one in waiting) == ["NoneType", "NoneType", "QueueFull"]
 
 
@@ -188,7 +189,7 @@ def test_many_threads_may_ask_at_once() -> None:
 
     def ask(number: int) -> list[list[int]]:
         barrier.wait()
-        return [made.compile(GrammarSpec.choice([f"{i % 7} is it"])).open([]).forced(9) for i in range(number, number + 30)]
+        return [made.compile(choice([f"{i % 7} is it"])).open([]).forced(9) for i in range(number, number + 30)]
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(ask, range(4)))

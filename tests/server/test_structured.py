@@ -12,10 +12,20 @@ from foretoken.server.structured import grammar_of
 
 EBNF = 'root ::= "a" | "b"'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+STRICT, LENIENT = (GrammarSpec.json_schema(SCHEMA, strict) for strict in (True, False))
+LETTERS, OBJECT = GrammarSpec.regex("a+"), GrammarSpec.json_object()
 
 
 def named(**described: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x"} | described}}
+    return form("json_schema", json_schema={"name": "x"} | described)
+
+
+def form(type: str, **said: Any) -> dict[str, Any]:
+    return {"response_format": {"type": type} | said}
+
+
+def outputs(**forms: Any) -> dict[str, Any]:
+    return {"structured_outputs": forms}
 
 
 @pytest.mark.parametrize(
@@ -23,47 +33,47 @@ def named(**described: Any) -> dict[str, Any]:
     [
         ({}, None),
         ({"response_format": None, "guided_json": None, "structured_outputs": {}}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, GrammarSpec.json_object()),
-        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, GrammarSpec.json_schema({"type": "null"}, strict=False)),
-        (named(), GrammarSpec.json_object()),
-        (named(schema=SCHEMA, strict=True), GrammarSpec.json_schema(SCHEMA)),
-        (named(schema=SCHEMA), GrammarSpec.json_schema(SCHEMA, strict=False)),
-        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, GrammarSpec.json_schema(SCHEMA)),
-        ({"structured_outputs": {"json": '{"type": "null"}'}}, GrammarSpec.json_schema('{"type": "null"}')),
-        ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}}, GrammarSpec.regex("a+")),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, GrammarSpec.choice(["a", "b"])),
-        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, GrammarSpec.grammar('root ::= "a"')),
-        ({"structured_outputs": {"json_object": True}}, GrammarSpec.json_object()),
-        ({"structured_outputs": {"json_object": False}}, None),
-        ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, GrammarSpec.json_schema(SCHEMA)),
-        ({"guided_regex": "a+"}, GrammarSpec.regex("a+")),
+        (form("text"), None),
+        (form("json_object"), OBJECT),
+        (form("json_object", schema={"type": "null"}), GrammarSpec.json_schema({"type": "null"}, strict=False)),
+        (named(), OBJECT),
+        (named(schema=SCHEMA, strict=True), STRICT),
+        (named(schema=SCHEMA), LENIENT),
+        (outputs(json=SCHEMA, regex=None), STRICT),
+        (outputs(json='{"type": "null"}'), GrammarSpec.json_schema('{"type": "null"}')),
+        (outputs(regex="a+", disable_any_whitespace=False), LETTERS),
+        (outputs(choice=["a", "b"]), GrammarSpec.choice(["a", "b"])),
+        (outputs(grammar='root ::= "a"'), GrammarSpec.grammar('root ::= "a"')),
+        (outputs(json_object=True), OBJECT),
+        (outputs(json_object=False), None),
+        ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, STRICT),
+        ({"guided_regex": "a+"}, LETTERS),
         ({"guided_choice": ["a", "b"]}, GrammarSpec.choice(["a", "b"])),
         ({"guided_grammar": 'start: "a"'}, GrammarSpec.grammar('start: "a"')),
-        ({"guided_regex": "a+", "structured_outputs": {"regex": "a+"}}, GrammarSpec.regex("a+")),  # guidance asks both vLLMs at once
+        ({"guided_regex": "a+", "structured_outputs": {"regex": "a+"}}, LETTERS),  # guidance asks both vLLMs at once
         # SGLang
-        ({"regex": "a+"}, GrammarSpec.regex("a+")),
+        ({"regex": "a+"}, LETTERS),
         ({"ebnf": EBNF}, GrammarSpec.grammar(EBNF)),
         ({"json_schema": '{"type": "null"}'}, GrammarSpec.json_schema('{"type": "null"}')),
         # llama.cpp
-        ({"json_schema": SCHEMA}, GrammarSpec.json_schema(SCHEMA)),
+        ({"json_schema": SCHEMA}, STRICT),
         ({"grammar": EBNF}, GrammarSpec.grammar(EBNF)),
         ({"grammar": "", "json_schema": {}}, GrammarSpec.json_schema({})),
-        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        (form("json_schema", schema=SCHEMA), LENIENT),
         # TGI
-        ({"grammar": {"type": "json", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
-        ({"grammar": {"type": "regex", "value": "a+"}}, GrammarSpec.regex("a+")),
-        ({"response_format": {"type": "json_object", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
-        ({"grammar": {"type": "json_schema", "value": {"schema": SCHEMA}}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
-        ({"grammar": {"type": "json_schema", "value": SCHEMA}}, GrammarSpec.json_schema(SCHEMA, strict=False)),
+        ({"grammar": {"type": "json", "value": SCHEMA}}, LENIENT),
+        ({"grammar": {"type": "regex", "value": "a+"}}, LETTERS),
+        (form("json_object", value=SCHEMA), LENIENT),
+        ({"grammar": {"type": "json_schema", "value": {"schema": SCHEMA}}}, LENIENT),
+        ({"grammar": {"type": "json_schema", "value": SCHEMA}}, LENIENT),
         # TensorRT-LLM, LMDeploy, OpenAI's grammars
-        ({"response_format": {"type": "regex", "regex": "a+"}}, GrammarSpec.regex("a+")),
-        ({"response_format": {"type": "ebnf", "ebnf": EBNF}}, GrammarSpec.grammar(EBNF)),
-        ({"response_format": {"type": "regex_schema", "regex_schema": "a+"}}, GrammarSpec.regex("a+")),
-        ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, GrammarSpec.grammar('start: "a"')),
+        (form("regex", regex="a+"), LETTERS),
+        (form("ebnf", ebnf=EBNF), GrammarSpec.grammar(EBNF)),
+        (form("regex_schema", regex_schema="a+"), LETTERS),
+        (form("grammar", grammar='start: "a"'), GrammarSpec.grammar('start: "a"')),
         # Ollama
-        ({"format": "json"}, GrammarSpec.json_object()),
-        ({"format": SCHEMA}, GrammarSpec.json_schema(SCHEMA)),
+        ({"format": "json"}, OBJECT),
+        ({"format": SCHEMA}, STRICT),
         ({"format": ""}, None),
     ],
 )
@@ -75,20 +85,20 @@ def test_spellings(body: dict[str, Any], expected: GrammarSpec | None) -> None:
     ("body", "param", "says"),
     [
         ({"response_format": "json"}, "response_format", "object with a type"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "not supported"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema object"),
+        (form("yaml"), "response_format.type", "'yaml'"),
+        (form("structural_tag"), "response_format", "not supported"),
+        (form("json_schema"), "response_format.json_schema", "json_schema object"),
         (named(name=None, schema=SCHEMA), "response_format.json_schema.name", "name"),
         (named(schema=[1]), "response_format.json_schema.schema", "must be an object"),
         (named(schema=SCHEMA, strict="yes"), "response_format.json_schema.strict", "true or false"),
-        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "takes one of"),
-        ({"structured_outputs": {"yaml": "x"}}, "structured_outputs", "no key 'yaml'"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),
-        ({"structured_outputs": {"choice": "yes"}}, "structured_outputs.choice", "list of strings"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
-        ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex", "must be a string"),
-        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object", "true or false"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
+        (outputs(json=SCHEMA, regex="a"), "structured_outputs", "takes one of"),
+        (outputs(yaml="x"), "structured_outputs", "no key 'yaml'"),
+        (outputs(structural_tag="x"), "structured_outputs.structural_tag", "not supported"),
+        (outputs(choice="yes"), "structured_outputs.choice", "list of strings"),
+        (outputs(choice=[]), "structured_outputs.choice", "at least one"),
+        (outputs(regex=["a"]), "structured_outputs.regex", "must be a string"),
+        (outputs(json_object="yes"), "structured_outputs.json_object", "true or false"),
+        (outputs(json="{"), "structured_outputs.json", "not valid JSON"),
         ({"guided_regex": "a" * 5000}, "guided_regex", "limit is 4,096"),
         ({"guided_regex": "a", "guided_json": SCHEMA}, "guided_regex", "give one of them"),
         ({"grammar": EBNF, "json_schema": SCHEMA}, "grammar", "give one of them"),
