@@ -164,24 +164,20 @@ class ProposerAcceptance:
         return self._prior
 
     def _of(self, e: _Evidence) -> Worth:
-        accepted: list[float] = []
-        made: list[float] = []
-        is_tree, shift, survival, exists = self.is_tree, 0.0, 1.0, 1.0
+        keeps: list[float] = []
+        makes: list[float] = []
+        shift = 0.0
         for prior_keep, prior_make, num_kept, num_reached, num_made, num_asked in zip(
             *self._priors(), e.kept, e.reached, e.made, e.asked, strict=True
         ):
             opinion = prior_keep + shift
             opinion = HIGHEST if opinion > HIGHEST else LOWEST if opinion < LOWEST else opinion
             keep = (num_kept + ROW_WEIGHT * opinion) / (num_reached + ROW_WEIGHT)
-            exists *= (num_made + ROW_WEIGHT * prior_make) / (num_asked + ROW_WEIGHT)
-            if is_tree:
-                survival = keep
-            else:
-                survival *= keep
+            if not self.is_tree:
                 shift = HEREDITY * (keep - prior_keep)
-            accepted.append(survival * exists)
-            made.append(exists)
-        return Worth(accepted, made, self.is_whole)
+            keeps.append(keep)
+            makes.append((num_made + ROW_WEIGHT * prior_make) / (num_asked + ROW_WEIGHT))
+        return self._worth(keeps, makes)
 
     def _worth(self, keep: Sequence[float], make: Sequence[float]) -> Worth:
         accepted: list[float] = []

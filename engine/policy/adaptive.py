@@ -42,8 +42,7 @@ class AdaptivePolicy:
 
     def __init__(self, rules: RequestLimits, costs: CostTable) -> None:
         self.costs = costs
-        whole = [i for i, p in enumerate(rules.proposers) if p.is_whole]
-        self.expectations = Expectations([p.max_tokens for p in rules.proposers], whole)
+        self.expectations = Expectations(rules.proposers)
         self._rules = rules
         self._may_cut = rules.config.rejection_sample_method == "match"  # under the p/q rules what is drawn must be verified
         self._assignment = Assignment(rules, self.expectations.acceptance, costs)

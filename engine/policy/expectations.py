@@ -5,12 +5,13 @@ Owns the estimates of acceptance.py and the trust in drafters' own probabilities
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ...kernels.record import record
 from ...proposers.base import FORCED, Draft
 from ..plan import PlanRow, RowVerdict, Settled
 from .acceptance import Calibration, ProposerAcceptance
+from .base import ProposerInfo
 
 
 @record
@@ -26,11 +27,10 @@ class Asked:
 class Expectations:
     """Of one engine."""
 
-    def __init__(self, depths: Sequence[int], whole: Collection[int] = ()) -> None:
-        """depths: of each proposer, the most guesses of one draft. whole: proposers that are asked for all of them or none."""
-        self.acceptance = [ProposerAcceptance(depth, p in whole) for p, depth in enumerate(depths)]
+    def __init__(self, proposers: Sequence[ProposerInfo]) -> None:
+        self.acceptance = [ProposerAcceptance(p.max_tokens, p.is_whole) for p in proposers]
         self.revision = 0  # goes up with whatever changes an estimate
-        self._calibration = [Calibration() for _ in depths]
+        self._calibration = [Calibration() for _ in proposers]
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""

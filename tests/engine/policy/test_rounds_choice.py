@@ -49,7 +49,7 @@ class World:
         )
         rules = RequestLimits(SpeculativeConfig(), infos)
         assert (rules.prediction, rules.text_lookup, rules.table_lookup) == (PREDICTION, TEXT, TABLE if has_table else -1)
-        self.expectations = Expectations([K] * len(infos))
+        self.expectations = Expectations(infos)
         acceptance = self.expectations.acceptance
         self.choice = RoundsChoice(Assignment(rules, acceptance, self.costs), acceptance, self.costs.passes, rules)
 
