@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from .detokenizer import Pushed
 from .kv_cache import KVCache
 from .plan import RoundsPlan, RoundsVerdict, RowSaid, Settled, StepPlan, Verdict
-from .request import FinishReason, Request, SpeculationStats, TokenDelta, TokenLogprobs
+from .request import FinishReason, Request, SpeculationStats, TokenDelta
 from .scheduler import Scheduler
 
 logger = logging.getLogger("foretoken.engine")
@@ -55,15 +55,10 @@ class Committer:
             num_known = row.num_computed + row.num_scheduled
             if said.error is not None:
                 deltas.append(self.fail(row.request, said.error, said.error_code))
-            elif not row.samples:
-                self._advance(row.request, num_known)
-            elif not row.draft_token_ids:
-                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, []), said.logprobs))
+            elif row.samples:
+                deltas.append(self._grown(row.request, num_known, row.said(said)))
             else:
-                draft = row.settled(len(said.accepted))
-                whose = [row.source[node] for node in said.accepted]
-                accepted = sum(1 << node for node in said.accepted)
-                deltas.append(self._grown(row.request, num_known, RowSaid(said.token_ids, [draft]), said.logprobs, whose, accepted))
+                self._advance(row.request, num_known)
         self._mark_filled(plan.filled)
         return deltas
 
@@ -109,36 +104,17 @@ class Committer:
         if src:
             self._move_slots(src, dst)
 
-    def _grown(
-        self,
-        request: Request,
-        num_known: int,
-        said: RowSaid,
-        logprobs: list[TokenLogprobs] | None = None,
-        whose: Sequence[int] | None = None,
-        accepted: int = 0,
-    ) -> TokenDelta:
+    def _grown(self, request: Request, num_known: int, said: RowSaid) -> TokenDelta:
         """A request grows; see `_grow`. A text that cannot be written is that request's misfortune alone."""
         try:
-            return self._grow(request, num_known, said, logprobs, whose, accepted)
+            return self._grow(request, num_known, said)
         except Exception as error:
             logger.exception("the text of request %s could not be written", request.request_id)
             message = f"the engine could not write this request's text ({type(error).__name__})"
             return self.fail(request, message, "engine_error")
 
-    def _grow(
-        self,
-        request: Request,
-        num_known: int,
-        said: RowSaid,
-        logprobs: list[TokenLogprobs] | None,
-        whose: Sequence[int] | None,
-        accepted: int,
-    ) -> TokenDelta:
-        """num_known: tokens that were known before, all of which are computed now, and all but the last of the new ones.
-
-        whose: sources of the accepted tokens, where one draft has several. accepted: bits of the draft's nodes.
-        """
+    def _grow(self, request: Request, num_known: int, said: RowSaid) -> TokenDelta:
+        """num_known: tokens that were known before, all of which are computed now, and all but the last of the new ones."""
         first_token = request.num_output_tokens == 0
         if first_token:
             self.prompt_tokens += request.num_prompt_tokens
@@ -147,24 +123,20 @@ class Committer:
         text, tokens, reason, stop_reason = self._write(request, tokens, reason, stop_reason)
         request.token_ids.extend(tokens)
         self.generation_tokens += len(tokens)
-        self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)), accepted)
+        self._advance(request, num_known + min(len(said.token_ids) - 1, len(tokens)), said.accepted)
         # Behind a stop string, which only the text shows, nobody would have guessed any more.
         while said.drafts and said.drafts[-1].first >= max(1, len(tokens)):
             said.drafts.pop()
         for draft in said.drafts:
             self._count(request.stats, draft, max(0, min(draft.accepted, len(tokens) - draft.first)))
-        if whose is None:
-            sources = said.sources(len(tokens))
-        else:
-            sources = [*whose[: len(tokens)], *[-1] * (len(tokens) - len(whose))]
-        logprobs = logprobs[: len(tokens)] if logprobs is not None else None
+        logprobs = said.logprobs[: len(tokens)] if said.logprobs is not None else None
         prompt_logprobs = request.prompt_logprobs if first_token else None
         stats, queue_time_s = None, None
         if reason is not None:
             stats, queue_time_s = request.stats, request.queue_time_s
             self._close(request, reason)
         return TokenDelta(
-            request.request_id, request.choice, tokens, text, sources, logprobs, reason, stop_reason,
+            request.request_id, request.choice, tokens, text, said.sources(len(tokens)), logprobs, reason, stop_reason,
             stats=stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=queue_time_s,
             prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
         )  # fmt: skip

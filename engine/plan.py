@@ -166,6 +166,14 @@ class PlanRow:
         """Its draft, of which so much stood. Nothing but forced tokens stands before a proposer's."""
         return Settled(self.source[-1], 0, len(self.source), num_accepted, forced=self.source.count(FORCED))
 
+    def said(self, verdict: RowVerdict) -> RowSaid:
+        """What the step brought, if it was no error."""
+        if not self.draft_token_ids:
+            return RowSaid(verdict.token_ids, [], logprobs=verdict.logprobs)
+        nodes = verdict.accepted
+        whose, accepted = [self.source[node] for node in nodes], sum(1 << node for node in nodes)
+        return RowSaid(verdict.token_ids, [self.settled(len(nodes))], logprobs=verdict.logprobs, whose=whose, accepted=accepted)
+
 
 @record
 class ScoredPart:
@@ -228,6 +236,9 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+
+NOT_FINITE = "the model's scores for this request were not finite"
 
 
 @record
@@ -293,15 +304,20 @@ class Settled:
 
 @record
 class RowSaid:
-    """What one row's rounds brought."""
+    """What a step, or its rounds, brought to one row."""
 
     token_ids: list[int]
     drafts: list[Settled]
     error: str | None = None  # its logits were not finite, and nothing came
     num_passes: int = 1
+    logprobs: list[TokenLogprobs] | None = None  # as in RowVerdict
+    whose: Sequence[int] | None = None  # sources of the accepted tokens, where one draft has several
+    accepted: int = 0  # bits of that draft's nodes
 
     def sources(self, num_tokens: int) -> list[int]:
         """[num_tokens] who guessed each of the first tokens, -1 = the target's own."""
+        if self.whose is not None:
+            return [*self.whose[:num_tokens], *[-1] * (num_tokens - len(self.whose))]
         whose = [-1] * num_tokens
         for draft in self.drafts:
             for i in range(draft.first, min(draft.first + draft.accepted, num_tokens)):

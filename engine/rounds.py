@@ -34,7 +34,7 @@ from ..proposers.ngram import NgramProposer
 from ..proposers.ngram_cache import NgramCacheProposer
 from ..proposers.prediction import PredictionProposer
 from .config import SchedulerConfig
-from .plan import RoundsPlan, RoundsVerdict, RowGrant, RowRounds, RowSaid, Settled
+from .plan import NOT_FINITE, RoundsPlan, RoundsVerdict, RowGrant, RowRounds, RowSaid, Settled
 from .request import Request
 from .runner import slot_of
 from .sampler import Sampler
@@ -42,8 +42,6 @@ from .sampler import Sampler
 MAX_FAILURES_IN_A_ROW = 3
 
 logger = logging.getLogger("foretoken.engine")
-
-_NOT_FINITE = "the model's scores for this request were not finite"
 
 
 @record
@@ -170,7 +168,7 @@ class Rounds:
         said: list[RowSaid] = []
         for row, mine, guessed, (num_new, _, has_failed) in zip(rows, drafts, from_guesses, answers(packed), strict=True):
             # What failed behind tokens that are fine fails again, alone, in the next step.
-            error = _NOT_FINITE if has_failed and not num_new else None
+            error = NOT_FINITE if has_failed and not num_new else None
             if mine and mine[-1].first + mine[-1].accepted >= num_new:
                 guessed -= 1
             said.append(RowSaid(row.take(num_new), mine, error, max(1, num_new - guessed)))

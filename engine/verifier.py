@@ -27,12 +27,10 @@ from ..proposers.config import Typical
 from . import lossy, rejection
 from .errors import InvalidRequest
 from .logit_edits import Node
-from .plan import PlanRow, RowVerdict, StepPlan, Verdict
+from .plan import NOT_FINITE, PlanRow, RowVerdict, StepPlan, Verdict
 from .prompt_logprobs import Scores
 from .request import TokenLogprobs
 from .sampler import Sampler, full_logits_wanted, logprobs
-
-_NOT_FINITE = "the model's scores for this request were not finite"
 
 
 @dataclass(slots=True)
@@ -248,13 +246,13 @@ def _verdict(walk: _Walk) -> RowVerdict:
     # A sum is quickly made; if it is finite, so are its parts.
     is_finite = math.isfinite(sum(tops)) or (math.isfinite(tops[0]) and all(math.isfinite(tops[i + 1]) for i in accepted))
     if min(emitted) < 0 or not is_finite:
-        return RowVerdict([], [], error=_NOT_FINITE)
+        return RowVerdict([], [], error=NOT_FINITE)
     return RowVerdict(accepted, emitted)
 
 
 def _matched(answer: Tensor) -> list[RowVerdict]:
     """One verdict per row that samples, where the device has walked them."""
-    failed = RowVerdict([], [], error=_NOT_FINITE)
+    failed = RowVerdict([], [], error=NOT_FINITE)
     return [
         RowVerdict([node - 1 for node in nodes[1:]], tokens) if tokens else failed for tokens, nodes in matching.emitted(answer)
     ]
@@ -268,7 +266,7 @@ def _with_scores(plan: StepPlan, verdicts: list[RowVerdict], target: ForwardOutp
     for part, its_logits in zip(plan.scored, logits.split([len(part.token_ids) for part in plan.scored]), strict=True):
         scores.append(Scores.of(its_logits, part.token_ids, part.request.params.prompt_logprobs or 0))
         if not scores[-1].finite:
-            verdicts[part.row] = RowVerdict([], [], error=_NOT_FINITE)
+            verdicts[part.row] = RowVerdict([], [], error=NOT_FINITE)
     return Verdict(verdicts, scores)
 
 
