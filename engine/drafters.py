@@ -38,7 +38,7 @@ from ..proposers.config import (
 from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.corpus import open_corpora
 from ..proposers.draft_states import StateSeats
-from ..proposers.loading import AdaptedTarget, LoadedDraft, LoadedProposer, Resources
+from ..proposers.loading import AdaptedTarget, LoadedDraft, LoadedProposer, Opening, Resources
 from ..proposers.misnamed import misnamed
 from ..proposers.pickles import conversion
 from ..proposers.proposer_set import ProposerSet
@@ -105,9 +105,9 @@ def load_drafters(config: EngineConfig, speculative: SpeculativeConfig, target: 
     seats = None if states is None else StateSeats(states.num_seats, states.num_snapshots if config.cache.enable_prefix_caching else 0)
     return_probs = speculative.rejection_sample_method in ("standard", "block")
     begins_ahead = isinstance(target.executor, GraphExecutor) and not target.executor.state_layers
-    proposers = open_all(
-        loaded, caches, num_blocks, size, return_probs, target.vocab_size, corpora, speculative.adaptive, target_kv, seats, begins_ahead
-    )
+    ahead = num_blocks * size if begins_ahead else 0
+    opened = open_all(loaded, lambda name, i: Opening(name, caches[i], num_blocks, size, return_probs, target_kv, seats, ahead))
+    proposers = ProposerSet(opened, vocab_size=target.vocab_size, corpora=corpora, is_weighed=speculative.adaptive)
     if target.plan.program is None:
         _check_hidden(target.executor, proposers.needs.hidden)
     learned = tuple(p.name for p, part in zip(proposers.proposers, loaded, strict=True) if part.is_learned)

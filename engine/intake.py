@@ -67,10 +67,10 @@ class Intake:
         self._backend = _backend(tokenizer)
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size
-        self._max_tokens = min(max_model_len, cache_tokens)
+        self.max_tokens = min(max_model_len, cache_tokens)  # of one request, prompt and output together
         # OpenAI's and vLLM's words, and Anthropic's "prompt is too long: 9 tokens > 8 maximum" below: what agents look for, and read the
         # numbers of, to shorten a conversation and ask again.
-        self._limit = f"This model's maximum context length is {self._max_tokens} tokens"
+        self._limit = f"This model's maximum context length is {self.max_tokens} tokens"
         if cache_tokens < max_model_len:
             self._limit += ", which is what the KV cache holds"
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -89,7 +89,24 @@ class Intake:
 
     def encode(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Token ids of a text. Raises InvalidRequest that names `param`; ContextTooLong, unread, if its bytes cannot fit the context."""
-        return self._encode(text, param, add_special_tokens)
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{param} is not valid Unicode: a lone surrogate at character {error.start:,}", param) from None
+        if num_bytes > self._max_prompt_bytes:
+            raise ContextTooLong(
+                f"{param} is too long: {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}. {self._limit}; shorten it", param
+            )
+        tokenizer, backend = self._tokenizer, self._backend
+        # Whoever else uses the tokenizer leaves the backend as his last call wanted it.
+        if (
+            backend is None
+            or backend.truncation is not None
+            or backend.padding is not None
+            or backend.encode_special_tokens != tokenizer.split_special_tokens
+        ):
+            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def is_prepared(self, params: SamplingParams) -> bool:
         """Whether nothing would make `requests` slow."""
@@ -104,18 +121,13 @@ class Intake:
         if (form := params.form) is not None:
             self._grammars.compile(form, asked_at)
 
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens of one request, prompt and output together."""
-        return self._max_tokens
-
     def check_text(self, param: str, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest that names `param` unless this can be read, ContextTooLong if it is too long to be."""
         if not token_ids:
             raise InvalidRequest(f"{param} is empty; it must have at least one token", param, "empty_prompt")
         self._check_ids(param, token_ids)
-        if len(token_ids) > self._max_tokens:
-            told = f"{param} is too long: {len(token_ids)} tokens > {self._max_tokens} maximum"
+        if len(token_ids) > self.max_tokens:
+            told = f"{param} is too long: {len(token_ids)} tokens > {self.max_tokens} maximum"
             raise ContextTooLong(f"{told}. {self._limit}; shorten it", param)
 
     def requests(
@@ -174,18 +186,18 @@ class Intake:
         return requests
 
     def _thinking(self, budget: ThinkingBudget, token_ids: Sequence[int]) -> ThinkingState:
-        end_ids = self._encode(budget.end, "thinking_token_budget", add_special_tokens=False)
+        end_ids = self.encode(budget.end, False, "thinking_token_budget")
         return ThinkingState(budget, end_ids, self._token_bytes.piece, token_ids, self._vocab_size)
 
     def _room(self, num_prompt: int, params: SamplingParams) -> int:
         """max_tokens, or what the context leaves."""
         if num_prompt == 0:
             raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt", "empty_prompt")
-        longest = self._max_tokens - (params.max_tokens != 0)
+        longest = self.max_tokens - (params.max_tokens != 0)
         if num_prompt > longest:
             told = f"the prompt is too long: {num_prompt} tokens > {longest} maximum"
             raise ContextTooLong(f"{told}. {self._limit}, output included; shorten the prompt", "prompt")
-        room = self._max_tokens - num_prompt
+        room = self.max_tokens - num_prompt
         if params.max_tokens is None:
             return room
         if params.max_tokens > room:
@@ -230,7 +242,7 @@ class Intake:
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
         if isinstance(params.prediction, str):
-            return tuple(self._encode(params.prediction, "prediction", add_special_tokens=False))
+            return tuple(self.encode(params.prediction, False, "prediction"))
         self._check_ids("prediction", params.prediction or ())
         return tuple(params.prediction or ())
 
@@ -246,31 +258,11 @@ class Intake:
         spellings: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word.lstrip(), " " + word.lstrip()):
-                token_ids = tuple(self._encode(text, "bad_words", add_special_tokens=False))
+                token_ids = tuple(self.encode(text, False, "bad_words"))
                 self._check_ids("bad_words", token_ids)
                 if token_ids:
                     spellings[token_ids] = None
         return tuple(spellings)
-
-    def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        try:
-            num_bytes = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{param} is not valid Unicode: a lone surrogate at character {error.start:,}", param) from None
-        if num_bytes > self._max_prompt_bytes:
-            raise ContextTooLong(
-                f"{param} is too long: {num_bytes:,} bytes, which is more than {self._max_prompt_bytes:,}. {self._limit}; shorten it", param
-            )
-        tokenizer, backend = self._tokenizer, self._backend
-        # Whoever else uses the tokenizer leaves the backend as his last call wanted it.
-        if (
-            backend is None
-            or backend.truncation is not None
-            or backend.padding is not None
-            or backend.encode_special_tokens != tokenizer.split_special_tokens
-        ):
-            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
-        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal
 
 import torch
@@ -54,7 +53,7 @@ class ReadBuffer:
     def __enter__(self) -> ReadBuffer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .adapters import AdapterBank, adapted
 from .execution import Execution
 from .footprint import native_weight_bytes
-from .layout import FINAL, ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom, address
+from .layout import ChainOutput, Draws, ForwardOutput, KVLayerSpec, KVTensors, RaggedBatch, StateLayerSpec, StateRoom, address
 from .native_abi import (
     MAX_HEAD_DIM,
     MOST_INPUTS,
@@ -189,10 +189,10 @@ class NativeExecutor:
         # shape[0], not len(): that is a Python function of torch's
         num_tokens, num_logits, num_full = batch.token_ids.shape[0], batch.logits_indices.shape[0], batch.full_logits.shape[0]
         bound = dict(inputs or {})
-        for name in map(self._boundary, hidden):
+        for name in map(self.program.boundary, hidden):
             if name not in bound:  # a boundary may be an input
                 bound[name] = torch.empty(num_tokens, self.program.buffers[name], dtype=torch.float32)
-        states = {boundary: bound[self._boundary(boundary)] for boundary in hidden}
+        states = {boundary: bound[self.program.boundary(boundary)] for boundary in hidden}
         argmax, top = _NO_SCORES
         if num_logits:
             argmax, top = torch.empty(num_logits, dtype=torch.int64), torch.empty(num_logits, dtype=torch.float32)
@@ -228,7 +228,7 @@ class NativeExecutor:
         request.input = request.state = -1
         if self.recurrent is not None:
             name, boundary = self.recurrent
-            request.input, request.state = network.buffers[name], network.buffers[self._boundary(boundary)]
+            request.input, request.state = network.buffers[name], network.buffers[self.program.boundary(boundary)]
         if self.token_ids is not None:
             request.token_map = self.token_ids.data_ptr()
             request.choosable = self._most_choosable if draws is None else draws.vocab_size
@@ -289,9 +289,6 @@ class NativeExecutor:
             request.num_bound, request.bound = len(bound), network.numbers(tuple(bound))
             request.bound_memory = (ctypes.c_void_p * len(bound))(*(address(tensor, torch.float32) for tensor in bound.values()))
         return request
-
-    def _boundary(self, boundary: int) -> str:
-        return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
 
     def _check(self, message: bytes | None) -> None:
         if message is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from .layout import KVLayerSpec, StateLayerSpec
+from .layout import FINAL, KVLayerSpec, StateLayerSpec
 from .ops import (
     ACTIVATIONS,
     CLAMPED,
@@ -118,6 +118,10 @@ class Program:
     def is_frozen(self) -> bool:
         """Whether it only reads its cache, which is another network's: all tokens of a chain are computed where the first one is."""
         return any(isinstance(op, Attention) and op.frozen for op in self.ops)
+
+    def boundary(self, boundary: int) -> str:
+        """The buffer of a boundary id."""
+        return self.final if boundary == FINAL else self.boundaries[boundary]
 
     @cached_property
     def buffers(self) -> dict[str, int]:

@@ -122,9 +122,6 @@ class StateSlots:
         if old in self._snapshots and new not in self._snapshots:
             self._snapshots[new] = self._snapshots.pop(old)
 
-    def is_seated(self, name: str) -> bool:
-        return name in self._seats
-
     def free(self, name: str) -> None:
         seat = self._seats.pop(name)
         self._free_seats.append(seat.slots)

@@ -20,7 +20,6 @@ from .footprint import product_bytes
 from .fp8 import FP8
 from .fuse import gated_products
 from .layout import (
-    FINAL,
     ChainOutput,
     Draws,
     ForwardOutput,
@@ -214,7 +213,7 @@ class TorchExecutor:
                 step(state)
                 for name in dead:
                     del buffers[name]
-            states = {boundary: buffers[self._boundary(boundary)] for boundary in hidden}
+            states = {boundary: buffers[self.program.boundary(boundary)] for boundary in hidden}
             if self.program.best is None or not wants_best:
                 logits = buffers.get(self.program.logits)
                 return Computed(batch.logits_indices.new_zeros(0), torch.zeros(0, device=self.device, dtype=torch.float32), logits, states)
@@ -235,16 +234,13 @@ class TorchExecutor:
         with torch.inference_mode():
             return run_chain_by_steps(self, batch, kv, counts, draws, inputs, advance=int(not self.program.is_frozen))
 
-    def _boundary(self, boundary: int) -> str:
-        return self.program.final if boundary == FINAL else self.program.boundaries[boundary]
-
     def _schedule(self, hidden: tuple[int, ...], wants_best: bool) -> list[tuple[Step, tuple[str, ...]]]:
         """Each step with the buffers that nobody reads after it: a pass holds no more than it needs."""
         key = hidden, wants_best
         if key not in self._schedules:
             best = self.program.best
             steps = [bound for bound in self._steps if wants_best or best is None or bound.outputs != best.outputs]
-            kept = {self.program.logits, *(self._boundary(boundary) for boundary in hidden)}
+            kept = {self.program.logits, *(self.program.boundary(boundary) for boundary in hidden)}
             kept.update(best.outputs if best is not None else ())
             last_use = {name: i for i, bound in enumerate(steps) for name in (*bound.inputs, *bound.outputs)}
             dead: list[list[str]] = [[] for _ in steps]

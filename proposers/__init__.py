@@ -5,7 +5,7 @@ Imports nothing heavy until something is built: settings are read long before to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .config import (
@@ -31,12 +31,8 @@ from .config import (
 )
 
 if TYPE_CHECKING:
-    from ..kernels.layout import KVTensors
     from .base import Proposer
-    from .corpus import Corpora
-    from .draft_states import StateSeats
-    from .loading import LoadedProposer, Resources
-    from .proposer_set import ProposerSet
+    from .loading import LoadedProposer, Opening, Resources
 
 
 def load(config: SpeculativeConfig, resources: Resources) -> list[LoadedProposer]:
@@ -51,32 +47,12 @@ def load(config: SpeculativeConfig, resources: Resources) -> list[LoadedProposer
     return loaded + [_load(c, resources) for c in config.proposers if not isinstance(c, PredictionConfig)]
 
 
-def open_all(
-    loaded: Sequence[LoadedProposer],
-    caches: Sequence[Sequence[KVTensors]],
-    num_blocks: int,
-    block_size: int,
-    return_probs: bool,
-    vocab_size: int,
-    corpora: Corpora | None = None,
-    is_weighed: bool = False,
-    target_kv: KVTensors | None = None,
-    states: StateSeats | None = None,
-    begins_ahead: bool = False,
-) -> ProposerSet:
-    """Their proposers, once there are caches for the executors of each. vocab_size: the target's. corpora: as in Resources.
-
-    is_weighed: as in ProposerSet. target_kv, states: as in Opening. begins_ahead: steps are begun before the one before them has ended.
-    """
-    from .loading import Opening
-    from .proposer_set import ProposerSet
-
+def open_all(loaded: Sequence[LoadedProposer], opening: Callable[[str, int], Opening]) -> list[Proposer]:
+    """Their proposers, once there are caches. opening: (a proposer's name, its place among the loaded ones) -> what it is opened with."""
     proposers: list[Proposer] = []
-    for part, own_caches in zip(loaded, caches, strict=True):
-        name = _unused(part.name, proposers)
-        places_ahead = num_blocks * block_size if begins_ahead else 0
-        proposers.append(part.open(Opening(name, own_caches, num_blocks, block_size, return_probs, target_kv, states, places_ahead)))
-    return ProposerSet(proposers, vocab_size=vocab_size, corpora=corpora, is_weighed=is_weighed)
+    for index, part in enumerate(loaded):
+        proposers.append(part.open(opening(_unused(part.name, proposers), index)))
+    return proposers
 
 
 def _load(config: ProposerConfig, resources: Resources) -> LoadedProposer:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken completion", description="Print a completion script for a shell.", epilog=EXAMPLES,
-        formatter_class=HelpFormatter, allow_abbrev=False,
+        formatter_class=HelpFormatter,
     )  # fmt: skip
     parser.add_argument("shell", choices=[*SCRIPTS], help="which shell")
     return parser

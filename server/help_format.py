@@ -7,7 +7,7 @@ import difflib
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MAX_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal."""
@@ -34,7 +34,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A mistake is told in one line, without the list of all flags above it."""
+    """Flags are spelled out, texts stand as they were written. A mistake is told in one line, without the list of all flags above it."""
+
+    def __init__(self, **options: Any) -> None:
+        usual: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**usual | options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"foretoken: error: {message}; see {self.prog} --help\n")

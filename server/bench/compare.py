@@ -174,8 +174,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken bench compare",
         description="Send the same requests to several OpenAI-compatible servers in turn, and compare their speed pair by pair.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--base-url", action="append", default=[], metavar="URL", help="a server, with or without /v1; repeat it for each")

@@ -152,8 +152,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken bench kernels",
         description="Measure what this machine's processor allows, and how near the network, LLM.generate and the server come to it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--models", type=some_of(OWN_MODELS), metavar="NAMES", help=f"of {','.join(OWN_MODELS)} (default: all, or none with --model)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -36,7 +35,6 @@ def main(argv: Sequence[str]) -> int:
         prog="foretoken bench quality",
         description="Measure what number formats cost: perplexity, agreement with bfloat16, accepted length of a draft model.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default=DEMO_MODEL, help="folder or hub id of the target (default: the embedded model)")
     parser.add_argument("--draft", help="folder or hub id of a draft model (default: the embedded model's own)")

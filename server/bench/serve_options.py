@@ -70,8 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken bench serve",
         description="Load any OpenAI-compatible server with prompts, and measure latency, throughput and accepted drafts.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument_group("server").add_argument
     add("--base-url", metavar="URL", help="with or without /v1 (default: http://HOST:PORT)")

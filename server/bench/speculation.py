@@ -144,8 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken bench speculation",
         description="Measure every method and draft length against no speculation on this machine: speed, acceptance, where the gain goes.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_flags(parser, concurrency=(1, 8, 32), max_tokens=64, num_prompts=8, rounds=5)
     add = parser.add_argument

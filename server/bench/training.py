@@ -5,7 +5,6 @@ Both train the same shape on the same documents, in turn; what is said in them d
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 import tempfile
@@ -45,8 +44,8 @@ Let the machine do nothing else meanwhile.
 def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit status."""
     parser = CommandParser(
-        "foretoken bench training", description="How fast a target learns, and how fast with transformers' own model, loss and AdamW.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="foretoken bench training", epilog=EXAMPLES,
+        description="How fast a target learns, and how fast with transformers' own model, loss and AdamW.")
     parser.add_argument("--hidden", type=count, default=320, metavar="N", help="width of the model, a multiple of 64 (default 320)")
     parser.add_argument("--layers", type=count, default=8, metavar="N", help="default 8")
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="times that both have a turn (default 5)")

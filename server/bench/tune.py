@@ -199,8 +199,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken tune",
         description="Find the speculation that is fastest for your own prompts on this machine, and write the settings for serve --config.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_flags(parser, concurrency=(1, 8), max_tokens=128, num_prompts=32, rounds=9)
     parser.add_argument(

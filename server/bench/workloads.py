@@ -196,8 +196,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken bench workloads",
         description="Compare adaptive speculation with none, in interleaved pairs, over kinds of work and numbers of requests at once.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", nargs="?", default=DEMO_MODEL, metavar="MODEL", help="folder or hub id of the target (default: the embedded model)")

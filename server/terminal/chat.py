@@ -147,7 +147,7 @@ class Chat:
 def parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken chat", usage="foretoken chat [flags]", description=DESCRIPTION, epilog=EXAMPLES,
-        formatter_class=HelpFormatter, allow_abbrev=False,
+        formatter_class=HelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
     add("--url", "--base-url", default="http://127.0.0.1:8000", help="where the server listens [%(default)s]")

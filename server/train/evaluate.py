@@ -127,8 +127,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="foretoken train evaluate",
         description="Measure a family on held-out prompts: perplexity, form of answers, accepted lengths, with --speed the server's speed.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--models", type=Path, required=True, metavar="DIR", help="folder of the family: target/, and one folder for each learned method")

@@ -177,13 +177,7 @@ class Parser(CommandParser):
     """Flags that several of the commands share."""
 
     def __init__(self, command: str, description: str, examples: str) -> None:
-        super().__init__(
-            prog=f"foretoken train {command}",
-            description=description,
-            epilog=examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        super().__init__(prog=f"foretoken train {command}", description=description, epilog=examples)
 
     def add_model(self) -> None:
         self.add_argument("--model", required=True, metavar="TARGET", help="folder or hub id of the target")

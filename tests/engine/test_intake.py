@@ -140,8 +140,8 @@ def test_unknown_method_lists_the_known(intake: Intake) -> None:
 
 def test_bad_words_of_many_prompts_are_encoded_once(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     intake, texts = make_intake(tokenizer), list[str]()
-    encode = intake._encode
-    monkeypatch.setattr(intake, "_encode", lambda text, *args, **settings: (texts.append(text), encode(text, *args, **settings))[1])
+    encode = intake.encode
+    monkeypatch.setattr(intake, "encode", lambda text, *args, **settings: (texts.append(text), encode(text, *args, **settings))[1])
     params = SamplingParams(bad_words=["fox", "dog"])
     made = [intake.requests(f"r{number}", [1], params, 0.0)[0].bad_word_ids for number in range(3)]
     assert made[0] == made[1] == made[2] and len(texts) == 4

@@ -10,7 +10,7 @@ from foretoken.proposers import load, open_all
 from foretoken.proposers.config import NgramConfig, PredictionConfig, SpeculativeConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
-from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
+from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
 from foretoken.proposers.ngram import NgramProposer
 
 
@@ -36,9 +36,12 @@ def _resources(find_folder: Callable[[str, str | None], Path] = _unused) -> Reso
     return Resources(target, find_folder, _unused, _unused)
 
 
+def _opening(name: str, index: int) -> Opening:
+    return Opening(name, [], num_blocks=4, block_size=16, return_probs=False)
+
+
 def _names(config: SpeculativeConfig) -> tuple[str, ...]:
-    loaded = load(config, _resources())
-    return open_all(loaded, [[] for _ in loaded], num_blocks=4, block_size=16, return_probs=False, vocab_size=32).names
+    return tuple(p.name for p in open_all(load(config, _resources()), _opening))
 
 
 def test_predictions_come_first_and_without_being_asked_for() -> None:
@@ -57,12 +60,11 @@ def test_a_second_one_of_a_kind_has_a_name_of_its_own() -> None:
 
 def test_a_name_that_only_begins_alike_is_another_one() -> None:
     parts = [LoadedProposer(name, lambda opening: NgramProposer(NgramConfig(), opening.name)) for name in ("eagle3", "eagle", "eagle")]
-    assert open_all(parts, [[]] * 3, 4, 16, False, 32).names == ("eagle3", "eagle", "eagle_2")
+    assert [p.name for p in open_all(parts, _opening)] == ["eagle3", "eagle", "eagle_2"]
 
 
 def test_settings_of_the_prediction_are_kept() -> None:
-    loaded = load(SpeculativeConfig((PredictionConfig(3),)), _resources())
-    (prediction,) = open_all(loaded, [[]], 4, 16, False, 32).proposers
+    (prediction,) = open_all(load(SpeculativeConfig((PredictionConfig(3),)), _resources()), _opening)
     assert prediction.max_tokens == 3
 
 

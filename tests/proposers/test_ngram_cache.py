@@ -20,7 +20,9 @@ from foretoken.proposers.config import NgramCacheConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
 from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import Opening
 from foretoken.proposers.ngram_cache import LEAST_CHANCE, NgramCacheProposer
+from foretoken.proposers.proposer_set import ProposerSet
 
 RUNS: Runs = {(1,): (2, 0.5), (2,): (3, 0.75), (1, 2): (4, 0.25), (4,): (1, 1.0), (9, 8): (7, 0.5)}
 
@@ -111,7 +113,7 @@ def test_a_folder_needs_no_method(tmp_path: Path) -> None:
     config = parse_speculative_config({"model": str(folder), "num_speculative_tokens": 3})
     assert config.proposers == (NgramCacheConfig(str(folder), 3),) and not config.warnings
     loaded = load(config, resources(tmp_path))
-    opened_all = open_all(loaded, [[] for _ in loaded], num_blocks=4, block_size=16, return_probs=False, vocab_size=VOCAB)
+    opened_all = ProposerSet(open_all(loaded, lambda name, _: Opening(name, [], num_blocks=4, block_size=16, return_probs=False)))
     assert opened_all.names == ("prediction", "ngram_cache")
     draft = opened_all.propose(DraftContext([row([7, 1], 5)], 0, 16))
     assert draft.token_ids == [2, 3, 1] and draft.source == [1, 1, 1]

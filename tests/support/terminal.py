@@ -12,7 +12,6 @@ import struct
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 ANSI = re.compile(r"\x1b\[\?2004l\r|\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -69,7 +68,7 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.status is None:
             os.kill(self.pid, 9)
             os.waitpid(self.pid, 0)
