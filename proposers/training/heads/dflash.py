@@ -21,6 +21,7 @@ from ..frozen import FrozenTarget, product_type
 from ..loop import Losses
 from ..packing import Packed
 from .base import Head
+from .eagle import settings_of
 from .published import write_published
 
 
@@ -164,16 +165,10 @@ def layer_config(target: FrozenTarget, settings: DFlashSettings) -> Qwen3Config:
     """Of layers as wide as the target's, with as many heads and its rotary base."""
     config = target.config
     layers = Qwen3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
+        **settings_of(config),
         intermediate_size=settings.intermediate_size or config.intermediate_size,
         num_hidden_layers=settings.num_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": (config.rope_parameters or {}).get("rope_theta", 10000.0)},
         tie_word_embeddings=config.tie_word_embeddings,
     )
     layers._attn_implementation = BLOCKS

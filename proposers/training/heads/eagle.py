@@ -6,7 +6,7 @@ Slot i reads the target's state of token i and token i + 1, and makes the state 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,26 +61,13 @@ class Eagle(Head):
         read = self.fc(torch.cat([embedded, states.to(embedded.dtype)], -1))[None]
         return self.layer(read, position_embeddings=self.rotary(read, positions[None]), unroll=unroll)[0]
 
-    def states(self, batch: Packed, state: Tensor, depths: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each depth: the tokens [R] that its guesses begin at, and the states [R, hidden] they are read from.
-
-        state: [N, hidden], the target's last. The first depth has all tokens, later ones those whose guesses are learned.
-        """
-        starts, positions = torch.arange(len(state), device=state.device), batch.positions
-        unroll = Unroll(batch.bounds, chain_starts(batch, depths))
-        for depth in range(1, 1 + depths):
-            state = self(state, batch.ahead(depth)[0][starts], positions[starts] + depth - 1, unroll)
-            yield starts, state
-            if depth == 1:
-                starts, state = unroll.starts, state[unroll.starts]
-
     def loss(self, batch: Packed) -> Losses:
         trains = torch.is_grad_enabled()
         last, head = self.target(batch).last, self.target.head.to(product_type(self.target.head))
         read = last + self._noise(batch, last) if trains else last
         totals: list[Tensor] = []
         metrics: dict[str, tuple[float, float]] = {}
-        for depth, (starts, state) in enumerate(self.states(batch, read, 1 if trains else MEASURED), 1):
+        for depth, (starts, state) in enumerate(states_by_depth(self, batch, read, 1 if trains else MEASURED), 1):
             labels, weights = batch.ahead(1 + depth)
             rows = (weights[starts] > 0).nonzero()[:, 0]
             tokens, guessed = starts[rows], state[rows]
@@ -110,19 +97,20 @@ def layer_config(target: FrozenTarget, intermediate_size: int | None) -> LlamaCo
     """Of a Llama layer as wide as the target's, with as many heads."""
     config = target.config
     layer = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
+        **settings_of(config),
         intermediate_size=intermediate_size or config.intermediate_size,
         num_hidden_layers=1,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None),          # an optional setting of Hugging Face's
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": (config.rope_parameters or {}).get("rope_theta", 10000.0)},
     )
     layer._attn_implementation = NAME
     return layer
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What a drafter's layers have from the target's config."""
+    same = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps")
+    base = (config.rope_parameters or {}).get("rope_theta", 10000.0)
+    return {**{name: getattr(config, name) for name in same}, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
 
 
 def published_config(config: LlamaConfig) -> dict[str, Any]:
@@ -137,7 +125,24 @@ def published_config(config: LlamaConfig) -> dict[str, Any]:
     return {"model_type": "llama", **settings, **same}
 
 
-def chain_starts(batch: Packed, depths: int) -> Tensor:
+def states_by_depth(
+    head: Callable[[Tensor, Tensor, Tensor, Unroll], Tensor], batch: Packed, state: Tensor, depths: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each depth: the tokens [R] that its guesses begin at, and the states [R, hidden] they are read from.
+
+    head: (states, the tokens that each chose, positions of the states, unroll) -> the states that follow. state: [N, hidden], the
+    target's. The first depth has all tokens, later ones those whose guesses are learned, behind the text's own tokens.
+    """
+    starts, positions = torch.arange(len(state), device=state.device), batch.positions
+    unroll = Unroll(batch.bounds, _chain_starts(batch, depths))
+    for depth in range(1, 1 + depths):
+        state = head(state, batch.ahead(depth)[0][starts], positions[starts] + depth - 1, unroll)
+        yield starts, state
+        if depth == 1:
+            starts, state = unroll.starts, state[unroll.starts]
+
+
+def _chain_starts(batch: Packed, depths: int) -> Tensor:
     """[R] int64: the tokens with a learned guess at a depth behind the first."""
     learned = torch.zeros(len(batch.token_ids), device=batch.token_ids.device)
     for depth in range(2, 1 + depths):

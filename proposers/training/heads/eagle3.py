@@ -22,7 +22,7 @@ from ..loop import Losses
 from ..packing import Packed
 from ..unrolled_attention import Unroll
 from .base import Head
-from .eagle import chain_starts, layer_config, published_config
+from .eagle import layer_config, published_config, states_by_depth
 from .published import write_published
 
 SHARPNESS = 1.2                      # of a first look: a place is then some e^10 times as near to itself as to others
@@ -80,18 +80,9 @@ class Eagle3(Head):
         return self.midlayer(embedded[None], state[None], self.rotary(state, positions[None]), unroll)[0]
 
     def states(self, batch: Packed, features: Features) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each depth: the tokens [R] that its guesses begin at, and the states [R, hidden] they are read from.
-
-        The first depth has all tokens, later ones those whose guesses are learned.
-        """
+        """See `states_by_depth`."""
         state = self.fc(torch.cat([features.layers[tap - 1] for tap in self.taps], -1))
-        starts, positions = torch.arange(len(state), device=state.device), batch.positions
-        unroll = Unroll(batch.bounds, chain_starts(batch, self.settings.num_steps))
-        for depth in range(1, 1 + self.settings.num_steps):
-            state = self(state, batch.ahead(depth)[0][starts], positions[starts] + depth - 1, unroll)
-            yield starts, state
-            if depth == 1:
-                starts, state = unroll.starts, state[unroll.starts]
+        return states_by_depth(self, batch, state, self.settings.num_steps)
 
     def loss(self, batch: Packed) -> Losses:
         features = self.target(batch, [tap - 1 for tap in self.taps])

@@ -22,7 +22,7 @@ from ..packing import Packed
 from ..unrolled_attention import NAME, Unroll
 from .base import Head
 from .depth_loss import Depth, depth_losses
-from .eagle import chain_starts
+from .eagle import states_by_depth
 from .published import write_published
 
 KINDS = ("llama", "qwen2", "qwen3")
@@ -72,17 +72,12 @@ class Mtp(Head):
         return self.final_layernorm(self.layer(read, position_embeddings=rope, unroll=unroll)[0])
 
     def states(self, batch: Packed) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each step: the tokens [R] that its guesses begin at, and the states [R, hidden] they are read from.
+        """See `states_by_depth`."""
 
-        The first step has all tokens, later ones those whose guesses are learned, behind the text's own tokens.
-        """
-        state, positions = self.target(batch).last, batch.positions
-        starts, unroll = torch.arange(len(state), device=state.device), Unroll(batch.bounds, chain_starts(batch, self.settings.num_steps))
-        for step in range(1, 1 + self.settings.num_steps):
-            state = self(state, batch.ahead(step)[0][starts], positions[starts] + step, unroll)
-            yield starts, state
-            if step == 1:
-                starts, state = unroll.starts, state[unroll.starts]
+        def head(states: Tensor, token_ids: Tensor, positions: Tensor, unroll: Unroll) -> Tensor:
+            return self(states, token_ids, positions + 1, unroll)
+
+        return states_by_depth(head, batch, self.target(batch).last, self.settings.num_steps)
 
     def loss(self, batch: Packed) -> Losses:
         shares = [self.settings.decay**step for step in range(self.settings.num_steps)]

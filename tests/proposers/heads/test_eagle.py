@@ -17,7 +17,7 @@ from training_heads import HIDDEN, Training, check_documents_apart, check_served
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
 from foretoken.proposers.loading import LoadedProposer, Resources
-from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings
+from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings, states_by_depth
 
 QUIET = EagleSettings(noise=0.0)
 
@@ -30,7 +30,7 @@ def made(target: TaughtTarget, settings: EagleSettings | None = None) -> Eagle:
 def unrolled(head: Eagle, target: TaughtTarget, text: Sequence[int], path: Sequence[int]) -> Tensor:
     """[HIDDEN] the state that the token behind text + path is read from, path deeper and deeper in the head's own states."""
     tokens = [*text, *path, *[0] * (1 + MEASURED)]
-    starts, state = list(head.states(document(tokens), target.states(tokens), MEASURED))[len(path)]
+    starts, state = list(states_by_depth(head, document(tokens), target.states(tokens), MEASURED))[len(path)]
     return state[starts.tolist().index(len(text) - 2)]
 
 
