@@ -235,16 +235,6 @@ class OwnCache:
         return holding
 
 
-def behind_the_target(context: DraftContext, max_tokens: int) -> list[Feed]:
-    """For who guesses over the target's own cache: the last known token of every row of which all before it is in there."""
-    feeds: list[Feed] = []
-    for index, row in enumerate(context.rows):
-        length = len(row.token_ids)
-        if row.ceiling and row.num_computed == length - 1 and row.computed_after == length:
-            feeds.append(Feed(index, row, length - 1, length, min(row.ceiling, max_tokens)))
-    return feeds
-
-
 def batch_lists(feeds: Sequence[Feed], block_size: int, tail: int | None = None) -> BatchLists:
     """The pass over all feeds: one row each, all causal, scores wanted behind the rows that guess. At least one feed.
 

@@ -1,26 +1,25 @@
 """Orthrus: the target guesses for itself, through a second set of attention weights that fill in a block of masks (Nguyen et al. 2026).
 
-https://arxiv.org/abs/2605.12825. One pass over the target's own cache: the last known token and the masks behind it see the text as the
-target has read it, and each other. What the pass writes are uncommitted places, which the target's next pass writes over.
-There is no state, and no weight is kept twice.
+https://arxiv.org/abs/2605.12825. The last known token and the masks behind it see the text as the target has read it, and each other. No
+weight is kept twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..kernels.layout import Executor, KVTensors
+from ..kernels.layout import RaggedBatch
 from ..kernels.text_names import text_names, view_names
-from .base import Draft, DraftContext, Feedback, Needs
 from .block_guessing import block_batch
 from .checkpoint import Checkpoint
 from .config import OrthrusConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
-from .drafting import behind_the_target
-from .guessing import Drawing, pick
+from .drafting import Feed
+from .guessing import Drawing
 from .loading import LoadedProposer, Opening, Resources, TargetView
+from .target_guessing import TargetProposer
 
 _SPARE = 1  # the last mask of a block is there for the others to see, and guesses nothing
 
@@ -44,10 +43,13 @@ def load(config: OrthrusConfig, resources: Resources) -> LoadedProposer:
         )
     executor = resources.exchange(names, weights)
 
-    def open(opening: Opening) -> OrthrusProposer:
+    def batch(feeds: Sequence[Feed], block_size: int) -> RaggedBatch:
+        return block_batch(feeds, block_size, mask_token, from_anchor=True, is_causal=False, spare=_SPARE)
+
+    def open(opening: Opening) -> TargetProposer:
         assert opening.target_kv is not None
         drawing = Drawing.asked(config.draft_sample_method, target.vocab_size, opening.return_probs)
-        return OrthrusProposer(opening.name, executor, opening.target_kv, mask_token, drawing, config.num_speculative_tokens or most)
+        return TargetProposer(opening.name, config.num_speculative_tokens or most, executor, opening.target_kv, batch, drawing)
 
     found = f"the target itself, {len(names)} attention weights exchanged, blocks of {most + _SPARE}, mask token {mask_token}"
     return LoadedProposer("orthrus", open, found=(found,), is_learned=True)
@@ -69,37 +71,3 @@ def _view(checkpoint: Checkpoint, target: TargetView) -> tuple[dict[str, str], M
     if narrow := next((name for name, weight in weights.items() if not weight.is_floating_point()), None):
         raise SpeculativeConfigError(f"{target.folder}: {narrow!r} holds {weights[narrow].dtype}, not floating point numbers")
     return names, weights
-
-
-class OrthrusProposer:
-    """Implements `Proposer`. A row is guessed for once all but its last known token are in the target's cache."""
-
-    needs = Needs(hears="nothing", runs_target=True)
-
-    def __init__(self, name: str, executor: Executor, kv: KVTensors, mask_token: int, drawing: Drawing, max_tokens: int) -> None:
-        self.name = name
-        self.max_tokens = max_tokens
-        self._executor = executor
-        self._kv = kv
-        self._mask_token = mask_token
-        self._drawing = drawing
-
-    def propose(self, context: DraftContext) -> Draft:
-        feeds = behind_the_target(context, self.max_tokens)
-        if not feeds:
-            return Draft.empty(len(context.rows))
-        batch = block_batch(feeds, context.block_size, self._mask_token, from_anchor=True, is_causal=False, spare=_SPARE)
-        logits = self._executor.run(batch, self._kv).logits
-        return pick(feeds, logits, self._drawing, None).draft(feeds, len(context.rows))
-
-    def observe(self, feedback: Feedback) -> None:
-        """What became of guesses changes none."""
-
-    def forget(self, request_id: str) -> None:
-        """There is nothing."""
-
-    def check(self) -> None:
-        """There is nothing."""
-
-    def close(self) -> None:
-        """Nothing outlives the process."""

@@ -1,7 +1,6 @@
 """UNO: the target guesses for itself, through an adapter (LoRA) that was taught to read noise as the text to come (IFM 2026).
 
-One pass over the target's own cache: the last known token without the adapter, which gives the target's own next token, and behind it
-noise tokens with it. What the pass writes are uncommitted places, which the target's next pass writes over. There is no state.
+The last known token goes without the adapter, which gives the target's own next token, and behind it noise tokens with it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..kernels.batch_lists import BatchLists, BatchMemory
-from ..kernels.layout import KVTensors
+from ..kernels.layout import RaggedBatch
 from ..kernels.noise import Purpose, key, keys
-from .base import Draft, DraftContext, Feedback, Needs
 from .config import UnoConfig
 from .config_entry import SpeculativeConfigError
-from .drafting import Feed, behind_the_target
-from .guessing import Drawing, pick
-from .loading import AdaptedTarget, LoadedProposer, Opening, Resources
+from .drafting import Feed
+from .guessing import Drawing
+from .loading import LoadedProposer, Opening, Resources
+from .target_guessing import TargetProposer
 
 
 def load(config: UnoConfig, resources: Resources) -> LoadedProposer:
@@ -34,10 +33,15 @@ def load(config: UnoConfig, resources: Resources) -> LoadedProposer:
         raise SpeculativeConfigError("method 'uno' needs a target that adapters can be added to")
     target = resources.load_adapter(config.model, config.revision)
 
-    def open(opening: Opening) -> UnoProposer:
+    def open(opening: Opening) -> TargetProposer:
         assert opening.target_kv is not None
+        batches = BatchMemory()
+
+        def batch(feeds: Sequence[Feed], block_size: int) -> RaggedBatch:
+            return batches.batch(_lists(feeds, noise, target.slot, block_size))
+
         drawing = Drawing.asked(config.draft_sample_method, vocab_size, opening.return_probs)
-        return UnoProposer(opening.name, target, opening.target_kv, noise, drawing, config.num_speculative_tokens)
+        return TargetProposer(opening.name, config.num_speculative_tokens, target.executor, opening.target_kv, batch, drawing)
 
     found = f"the target itself, noise read through an adapter of rank {target.rank}, token ids {noise.low} to {noise.stop - 1}"
     return LoadedProposer("uno", open, found=(found,), is_learned=True)
@@ -60,59 +64,28 @@ class Noise:
         return [[self.low + next(found) for _ in range(feed.count - 1)] for feed in feeds]
 
 
-class UnoProposer:
-    """Implements `Proposer`. A row is guessed for once all but its last known token are in the target's cache."""
+def _lists(feeds: Sequence[Feed], noise: Noise, slot: int, block_size: int) -> BatchLists:
+    """Two rows over each feed's blocks, its known token and its noise: all entries of a pass are written before any is read.
 
-    needs = Needs(hears="nothing", runs_target=True)
-
-    def __init__(self, name: str, target: AdaptedTarget, kv: KVTensors, noise: Noise, drawing: Drawing, max_tokens: int) -> None:
-        self.name = name
-        self.max_tokens = max_tokens
-        self._target = target
-        self._kv = kv
-        self._noise = noise
-        self._drawing = drawing
-        self._batches = BatchMemory()
-
-    def propose(self, context: DraftContext) -> Draft:
-        feeds = behind_the_target(context, self.max_tokens)
-        if not feeds:
-            return Draft.empty(len(context.rows))
-        executor = self._target.executor
-        output = executor.run(self._batches.batch(self._lists(feeds, context.block_size)), self._kv)
-        return pick(feeds, output.logits, self._drawing, executor.token_ids).draft(feeds, len(context.rows))
-
-    def observe(self, feedback: Feedback) -> None:
-        """What became of guesses changes none."""
-
-    def forget(self, request_id: str) -> None:
-        """There is nothing."""
-
-    def check(self) -> None:
-        """There is nothing."""
-
-    def close(self) -> None:
-        """Nothing outlives the process."""
-
-    def _lists(self, feeds: Sequence[Feed], block_size: int) -> BatchLists:
-        """Two rows over each feed's blocks, its known token and its noise: all entries of a pass are written before any is read."""
-        lists = BatchLists(block_size)
-        for feed, noise in zip(feeds, self._noise.token_ids(feeds), strict=True):
-            known = [feed.row.token_ids[feed.start]]
-            for token_ids, first, adapter in ((known, feed.start, feed.row.adapter), (noise, feed.stop, self._target.slot)):
-                if not token_ids:
-                    continue
-                stop = first + len(token_ids)
-                lists.token_ids += token_ids
-                lists.positions += range(first, stop)
-                lists.add_slots(feed.row.block_table, first, stop)
-                lists.query_start_loc.append(len(lists.token_ids))
-                lists.seq_lens.append(stop)
-                lists.num_causal.append(len(token_ids))
-                lists.tables.append(feed.row.block_table[: -(-stop // block_size)])
-                lists.adapters.append(adapter)
-        every = range(len(lists.token_ids))
-        lists.tree_mask += [0] * len(every)
-        lists.logits_indices += every
-        lists.full_logits += every
-        return lists
+    slot: of the adapter.
+    """
+    lists = BatchLists(block_size)
+    for feed, drawn in zip(feeds, noise.token_ids(feeds), strict=True):
+        known = [feed.row.token_ids[feed.start]]
+        for token_ids, first, adapter in ((known, feed.start, feed.row.adapter), (drawn, feed.stop, slot)):
+            if not token_ids:
+                continue
+            stop = first + len(token_ids)
+            lists.token_ids += token_ids
+            lists.positions += range(first, stop)
+            lists.add_slots(feed.row.block_table, first, stop)
+            lists.query_start_loc.append(len(lists.token_ids))
+            lists.seq_lens.append(stop)
+            lists.num_causal.append(len(token_ids))
+            lists.tables.append(feed.row.block_table[: -(-stop // block_size)])
+            lists.adapters.append(adapter)
+    every = range(len(lists.token_ids))
+    lists.tree_mask += [0] * len(every)
+    lists.logits_indices += every
+    lists.full_logits += every
+    return lists

@@ -25,7 +25,8 @@ from foretoken.kernels.batch_lists import BatchLists
 from foretoken.kernels.layout import Executor, KVTensors
 from foretoken.proposers.base import DraftContext, DraftRow, Draw
 from foretoken.proposers.drafting import Feed
-from foretoken.proposers.uno import Noise, UnoProposer
+from foretoken.proposers.target_guessing import TargetProposer
+from foretoken.proposers.uno import Noise
 
 K, BLOCK, VOCAB = 4, 16, 300
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [33] * 40, [7, 8, 7, 8, 7, 8, 7], [33] * 35 + [2]]
@@ -119,12 +120,12 @@ def read(executor: Executor, kv: KVTensors, token_ids: list[int], table: list[in
 def opened(request: pytest.FixtureRequest, tiny_target: Path, adapter: str) -> Any:
     with LLM(tiny_target, uno(adapter), executor=request.param, num_gpu_blocks_override=12, **OPTIONS) as llm:
         core = llm._running().core
-        (proposer,) = (p for p in core.proposers.proposers if isinstance(p, UnoProposer))
+        (proposer,) = (p for p in core.proposers.proposers if isinstance(p, TargetProposer))
         yield proposer, core.runner.executor, core.runner.kv
 
 
 def test_guesses_are_those_of_merged_weights_and_nothing_else_is_written(
-    opened: tuple[UnoProposer, Executor, KVTensors], pairs: dict[str, tuple[Tensor, Tensor]], tiny_target: Path, tmp_path: Path
+    opened: tuple[TargetProposer, Executor, KVTensors], pairs: dict[str, tuple[Tensor, Tensor]], tiny_target: Path, tmp_path: Path
 ) -> None:
     proposer, executor, kv = opened
     base: Any = LlamaForCausalLM.from_pretrained(tiny_target).eval()
