@@ -65,6 +65,14 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny_target with 8 layers."""
+    from tiny_models import save_llama
+
+    return save_llama(tmp_path_factory.mktemp("deep-target"), hidden_size=64, num_layers=8, seed=0)
+
+
+@pytest.fixture(scope="session")
 def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with 1 layer of 32 and the tokenizer of tiny_target."""
     from tiny_models import save_llama

@@ -17,6 +17,7 @@ from fixed_k import fixed
 from ngram_tables import every_token
 from ngram_tables import write as write_table
 from random_drafters import MAKERS, VARIANTS, write
+from saying import said
 from variants import slow_but
 
 from foretoken import LLM, SamplingParams
@@ -114,7 +115,7 @@ def check_against_no_speculation(llm: LLM, what: str) -> None:
             SamplingParams(max_tokens=NUM_TOKENS, seed=i, ignore_eos=True, speculation={"method": method}, **PARAMETERS[what])
             for i, method in enumerate(of)
         ]
-        return [list(o.outputs[0].token_ids) for o in llm.generate(asked, params, use_tqdm=False)]
+        return said(llm, asked, params)
 
     plain = outputs(["off"] * len(methods))
     for shift in (0, 7):  # other proposers for the same texts

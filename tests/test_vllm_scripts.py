@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer
+from saying import token_ids
 
 from foretoken import LLM, Counter, Gauge, GuidedDecodingParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt, Vector
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
@@ -147,8 +148,7 @@ def test_serve_ngram_by_old_flags(server_process: Callable[..., RunningServer], 
 
 def _generate(llm: LLM, **params: object) -> list[list[int]]:
     settings = {"max_tokens": 24, "temperature": 0.0, "top_p": 1.0, "ignore_eos": True} | params
-    outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings), use_tqdm=False)  # pyright: ignore[reportArgumentType]
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return token_ids(llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(**settings), use_tqdm=False))  # pyright: ignore
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_loop_over_k_and_acceptance_read_offline(k: int, tiny_target: Path, pl
     draft = {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": k, "adaptive": False, "quantization": "none"}
     llm = LLM(model=str(tiny_target), speculative_config=draft)
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True), use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in outputs] == plain_tokens
+    assert token_ids(outputs) == plain_tokens
     metrics = {metric.name.removeprefix("vllm:spec_decode_num_"): metric for metric in llm.get_metrics()}
     drafts, accepted, by_depth = metrics["drafts"], metrics["accepted_tokens"], metrics["accepted_tokens_per_pos"]
     assert isinstance(drafts, Counter) and isinstance(accepted, Counter) and isinstance(by_depth, Vector)

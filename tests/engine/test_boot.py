@@ -7,21 +7,19 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from as_on_a_gpu import bind_as_on_a_gpu
 from decoding import Decoding
 from fake_graphs import FakeRecorder
 from native_only import native_only
 from random_drafters import write
 from tiny_models import save_llama
-from torch import Tensor
 
-from foretoken.engine import drafters
 from foretoken.engine.boot import Engine, assemble, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.errors import ConfigError, ContextTooLong
@@ -30,14 +28,9 @@ from foretoken.engine.request import SamplingParams
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
 from foretoken.kernels import native
-from foretoken.kernels import weights as weights_module
-from foretoken.kernels.execution import Execution
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.layout import FINAL
-from foretoken.kernels.program import Program
-from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.torch_kv import TorchKV
-from foretoken.kernels.weight_bank import WeightBank
 from foretoken.proposers import proposer_set
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs
 from foretoken.proposers.config import DraftModelConfig, EagleConfig, HiddenStatesConfig, MedusaConfig, NgramConfig, SpeculativeConfig
@@ -332,11 +325,6 @@ def test_a_cache_smaller_than_the_context_limits_requests_unless_the_length_was_
         boot(EngineConfig(ModelConfig(str(folder), max_model_len=8192), cache, speculative=off))
 
 
-@pytest.fixture(scope="module")
-def deep_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
-
-
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ASKED = [([5, 6, 7, 8], GREEDY, 0), ([9, 8, 9, 8, 9], GREEDY, 0)]
 
@@ -349,17 +337,7 @@ def answers(deep_target: Path) -> dict[str, Any]:
 @pytest.fixture
 def with_graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphExecutor]:
     """Networks whose passes are recorded as on a GPU."""
-    made: list[GraphExecutor] = []
-
-    def bind(
-        program: Program, weights: Mapping[str, Tensor], execution: Execution, bank: WeightBank | None = None, adapters: None = None
-    ) -> GraphExecutor:
-        made.append(GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank), recorder=FakeRecorder()))
-        return made[-1]
-
-    monkeypatch.setattr(weights_module, "bind_program", bind)
-    monkeypatch.setattr(drafters, "bind_program", bind)
-    return made
+    return bind_as_on_a_gpu(monkeypatch, FakeRecorder)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "draft_model, drawn", "eagle3", "medusa"])

@@ -21,7 +21,6 @@ from random_drafters import write
 from recurrent_models import save_qwen3_5
 from safetensors.torch import load_file, save_file
 from saying import check_engine, said, token_ids
-from tiny_models import save_llama
 from variants import slow_but
 
 from foretoken import LLM, LoRARequest, SamplingParams
@@ -58,11 +57,6 @@ METHODS: dict[str, dict[str, Any]] = {
 NAMED = {"gumiho": "eagle", **dict.fromkeys(("dflash2", "dflare", "ddtree"), "dflash"), "recurrent draft": "draft_model"}
 """A checkpoint of that method."""
 NEVER_EARLY = METHODS.keys() - {"draft_model", "eagle", "eagle3"}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
 
 
 @pytest.fixture
@@ -103,10 +97,10 @@ def made(method: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any]]
 
 @pytest.mark.parametrize("method", METHODS)
 def test_outputs_are_those_of_the_plain_executor(
-    method: str, target: Path, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    method: str, deep_target: Path, tmp_path: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, config = made(method, target, tmp_path)
-    with LLM(target, config, **OPTIONS) as llm:
+    deep_target, config = made(method, deep_target, tmp_path)
+    with LLM(deep_target, config, **OPTIONS) as llm:
         runner = runner_of(llm._running().core)
         name = NAMED.get(method, method)
         found = {name: say(llm, name, temperature=temperature) for name, temperature in (("off", 0), (name, 0))}
@@ -116,68 +110,68 @@ def test_outputs_are_those_of_the_plain_executor(
         assert runner.num_used > 40 or method in NEVER_EARLY, "the target waited for the host to see the guesses"
         check_engine(llm)
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
         expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
     assert found["off"] == found[name] == expected
     assert drawn == expected_drawn
 
 
 @pytest.mark.parametrize("match", ["earliest", "latest"])
-def test_what_is_looked_up_needs_no_host(target: Path, as_on_a_gpu: None, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_looked_up_needs_no_host(deep_target: Path, as_on_a_gpu: None, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once texts repeat themselves, guesses come from the device, and the host finds the same ones."""
     bias = {token: 20.0 for token in (40, 41)}  # few texts of two tokens do not
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3, "match": match}
-    with LLM(target, {**config, "adaptive": False}, **OPTIONS) as llm:
+    with LLM(deep_target, {**config, "adaptive": False}, **OPTIONS) as llm:
         runner = runner_of(llm._running().core)
         found = say(llm, "ngram", max_tokens=120, temperature=0, logit_bias=bias)
         stats = llm.stats()
         assert stats.num_accepted_tokens > 100 and runner.num_used > 0.5 * stats.num_steps
         check_engine(llm)
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
         assert found == say(plain, "off", max_tokens=120, temperature=0, logit_bias=bias)
 
 
-def test_acceptance_by_decree_needs_no_host(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acceptance_by_decree_needs_no_host(deep_target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Synthetic acceptance is walked on the device and says what the verifier says, and the next guesses are there at once."""
     config = {"method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_rates": [0.7], "adaptive": False}
     options = {**OPTIONS, "allow_synthetic_acceptance": True}
     settings: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}]
-    with LLM(target, config, **options) as llm:
+    with LLM(deep_target, config, **options) as llm:
         runner = runner_of(llm._running().core)
         found = [say(llm, "synthetic", max_tokens=60, **settings[0])]
         assert runner.num_used > 0.6 * llm.stats().num_steps and runner.num_matched > 0
         found.append(say(llm, "synthetic", max_tokens=60, **settings[1]))
     monkeypatch.undo()
-    with LLM(target, config, **options) as usual:
+    with LLM(deep_target, config, **options) as usual:
         assert found == [say(usual, "synthetic", max_tokens=60, **params) for params in settings]
 
 
 @pytest.mark.parametrize("method", slow_but(["eagle3"], list(METHODS)))
 def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
-    method: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, deep_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it would, the step fails, and with it the request or the drafter."""
-    target, config = made(method, target, tmp_path)
+    deep_target, config = made(method, deep_target, tmp_path)
     settings: list[dict[str, Any]] = [
         {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.9, "logprobs": 2, "repetition_penalty": 1.2},
     ]  # fmt: skip
     with engines_elsewhere(monkeypatch) as device:
-        llm = LLM(target, config, **OPTIONS)
+        llm = LLM(deep_target, config, **OPTIONS)
     with llm:
         found = [say(llm, NAMED.get(method, method), **params) for params in settings]
         assert llm.stats().num_draft_tokens > 0 and len(device.calls) > 10_000
         check_engine(llm)
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
         assert found == [say(plain, "off", **params) for params in settings]
 
 
 @pytest.fixture(scope="module")
-def alike(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alike(deep_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model that is the target but for some noise: its guesses are right more often than not."""
     folder = tmp_path_factory.mktemp("alike")
-    shutil.copytree(target, folder, dirs_exist_ok=True)
+    shutil.copytree(deep_target, folder, dirs_exist_ok=True)
     (file,) = folder.glob("*.safetensors")
     generator = torch.Generator().manual_seed(1)
     tensors = load_file(file)
@@ -189,7 +183,7 @@ def alike(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("blocks", [None, 9], ids=["room", "preemption"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_early_guesses_are_as_good_as_late_ones(
-    target: Path, alike: Path, as_on_a_gpu: None, adaptive: bool, blocks: int | None, monkeypatch: pytest.MonkeyPatch
+    deep_target: Path, alike: Path, as_on_a_gpu: None, adaptive: bool, blocks: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config: dict[str, Any] = {"method": "draft_model", "model": str(alike), "num_speculative_tokens": 3, "adaptive": adaptive}
     config["draft_sample_method"] = "probabilistic"
@@ -197,7 +191,7 @@ def test_early_guesses_are_as_good_as_late_ones(
     said: list[list[list[int]]] = []
     accepted: list[float] = []
     for is_early in (True, False):
-        with LLM(target, config, **options) as llm:
+        with LLM(deep_target, config, **options) as llm:
             if not is_early:
                 for proposer in llm._running().core.proposers.proposers:
                     if isinstance(proposer, LearnedProposer):
@@ -214,13 +208,13 @@ def test_early_guesses_are_as_good_as_late_ones(
 
 
 def test_a_step_that_is_computed_once_more_leaves_no_chain_behind(
-    target: Path, alike: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    deep_target: Path, alike: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its verdict fails now and then: then nobody guesses in it, and its rows get other tokens than the chains were begun behind."""
     config: dict[str, Any] = {"method": "draft_model", "model": str(alike), "num_speculative_tokens": 3, "adaptive": False}
     calls = 0
     taken: list[tuple[list[int], list[int]]] = []
-    with LLM(target, config, **OPTIONS) as llm:
+    with LLM(deep_target, config, **OPTIONS) as llm:
         core = llm._running().core
         (proposer,) = (p for p in core.proposers.proposers if isinstance(p, LearnedProposer))
         verify, early = core.verifier.verify, proposer.early
@@ -251,22 +245,24 @@ def test_a_step_that_is_computed_once_more_leaves_no_chain_behind(
         llm._running().core.check()
     assert len(taken) > 5 and all(known == said for known, said in taken)
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
         assert [say(plain, "off", temperature=0), say(plain, "off", temperature=0.8, logprobs=1)] == [found, mixed]
 
 
-def test_a_cache_that_runs_out_changes_nothing(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_runs_out_changes_nothing(deep_target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Places kept for the next step are few, and go when others need them."""
-    with LLM(target, {"method": "off"}, **{**OPTIONS, "num_gpu_blocks_override": 7}) as llm:
+    with LLM(deep_target, {"method": "off"}, **{**OPTIONS, "num_gpu_blocks_override": 7}) as llm:
         found = say(llm, "off", temperature=0)
         assert llm.stats().num_preemptions > 0
         llm._running().core.check()
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **OPTIONS) as plain:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
         assert say(plain, "off", temperature=0) == found
 
 
-def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_are_scored_beside_drafts_that_the_device_walks(
+    deep_target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long prompts come in chunks, so that others have begun to guess by then."""
     options = {**OPTIONS, "max_num_batched_tokens": 16}
     prompts = [[7, 8, 7, 8, 7, 8, 7], [*range(30, 60), *range(30, 60)]]
@@ -287,45 +283,45 @@ def test_prompts_are_scored_beside_drafts_that_the_device_walks(target: Path, as
         scores = [one.logprob for output in found for part in output.prompt_logprobs or [] if part for one in part.values()]
         return token_ids(found), scores
 
-    with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, **options) as llm:
+    with LLM(deep_target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, **options) as llm:
         runner = llm._running().core.runner
         start = runner.start
         monkeypatch.setattr(runner, "start", counted)
         tokens, scores = answers(llm)
     assert together > 0, "the test shows nothing"
     monkeypatch.undo()
-    with LLM(target, {"method": "off"}, **options) as plain:
+    with LLM(deep_target, {"method": "off"}, **options) as plain:
         expected, expected_scores = answers(plain)
     assert tokens == expected and scores and scores == pytest.approx(expected_scores, abs=1e-4)
 
 
-def test_states_and_logits_may_stay_on_the_device(target: Path, as_on_a_gpu: None) -> None:
-    with LLM(target, {"method": "off"}, **OPTIONS) as llm:
+def test_states_and_logits_may_stay_on_the_device(deep_target: Path, as_on_a_gpu: None) -> None:
+    with LLM(deep_target, {"method": "off"}, **OPTIONS) as llm:
         executor = llm._running().model.executor
         assert isinstance(executor, GraphExecutor) and executor.captured.num_graphs == 0 and executor.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "elsewhere"])
 def test_rows_keep_their_adapters_where_steps_overlap(
-    is_elsewhere: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_elsewhere: bool, deep_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a step that was begun behind one whose end nobody has seen."""
     names = ["one", None, "two", "one"]
-    folders = {name: save_adapter(tmp_path / name, pairs_for(target, seed, rank=2 + seed)) for seed, name in enumerate(("one", "two"))}
+    folders = {name: save_adapter(tmp_path / name, pairs_for(deep_target, seed, rank=2 + seed)) for seed, name in enumerate(("one", "two"))}
     requests = [None if name is None else LoRARequest(name, 1, str(folders[name])) for name in names]
-    draft = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3, "adaptive": False}
+    draft = {"method": "draft_model", "model": str(deep_target), "num_speculative_tokens": 3, "adaptive": False}
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     def texts(llm: LLM) -> list[list[int]]:
         return said(llm, PROMPTS, greedy, lora_request=requests)
 
-    with LLM(target, {"method": "off"}, enable_lora=True, **OPTIONS) as llm:
+    with LLM(deep_target, {"method": "off"}, enable_lora=True, **OPTIONS) as llm:
         expected = texts(llm)
     with engines_elsewhere(monkeypatch) if is_elsewhere else nullcontext():
         if not is_elsewhere:
             bind_as_on_a_gpu(monkeypatch)
-        with LLM(target, draft, enable_lora=True, **OPTIONS) as llm:
+        with LLM(deep_target, draft, enable_lora=True, **OPTIONS) as llm:
             assert texts(llm) == expected
             runner = llm._running().core.runner
             assert isinstance(runner, OverlappedRunner) and runner.num_used > 5
-            assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats())
+            check_engine(llm)

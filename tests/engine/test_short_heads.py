@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from native_only import native_only
+from saying import said
 from variants import slow_but
 
 from foretoken.engine.core import EngineCore
@@ -22,9 +23,8 @@ def core_of(llm: LLM) -> EngineCore:
 def answers(llm: LLM, temperature: float) -> tuple[list[list[int]], float]:
     """And the share of guesses that were accepted."""
     params = SamplingParams(temperature=temperature, seed=7, max_tokens=60, ignore_eos=True)
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    sums = core_of(llm).controller.counts.sums
-    return [output.outputs[0].token_ids for output in outputs], sums.accepted_tokens / max(sums.draft_tokens, 1)
+    texts, sums = said(llm, PROMPTS, params), core_of(llm).controller.counts.sums
+    return texts, sums.accepted_tokens / max(sums.draft_tokens, 1)
 
 
 @pytest.mark.parametrize("method", slow_but(["draft_model"], ["draft_model", "eagle", "mtp"]))

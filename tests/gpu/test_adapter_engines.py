@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from random_adapters import pairs_for, save_adapter
 from random_drafters import write
-from tiny_models import save_llama
+from saying import check_engine, said
 
 from foretoken import LLM, LoRARequest, SamplingParams
 from foretoken.engine.errors import ConfigError
@@ -22,43 +22,37 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=2, seed=0)
-
-
-@pytest.fixture(scope="module")
-def asked(target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest | None]:
-    folders = [save_adapter(tmp_path_factory.mktemp("adapter"), pairs_for(target, seed, rank=4 * seed)) for seed in (1, 2)]
+def asked(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest | None]:
+    folders = [save_adapter(tmp_path_factory.mktemp("adapter"), pairs_for(tiny_target, seed, rank=4 * seed)) for seed in (1, 2)]
     one, two = (LoRARequest(f"number {seed}", seed, str(folder)) for seed, folder in enumerate(folders))
     return [one, None, two]
 
 
 def say(llm: LLM, asked: list[LoRARequest | None]) -> list[list[int]]:
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=asked)]
+    return said(llm, PROMPTS, GREEDY, lora_request=asked)
 
 
 @pytest.mark.parametrize("method", ["off", "draft_model", "eagle3", "uno"])
-def test_each_row_has_its_own(a_gpu: None, target: Path, asked: list[LoRARequest | None], method: str, tmp_path: Path) -> None:
-    with LLM(target, {"method": "off"}, device="cpu", executor="torch", **OPTIONS) as llm:
+def test_each_row_has_its_own(a_gpu: None, tiny_target: Path, asked: list[LoRARequest | None], method: str, tmp_path: Path) -> None:
+    with LLM(tiny_target, {"method": "off"}, device="cpu", executor="torch", **OPTIONS) as llm:
         expected = say(llm, asked)
         assert expected != say(llm, [None] * 3)
     config: dict[str, Any] = {"method": method}
     if method != "off":
-        config |= {"model": str(write(method, target, tmp_path)), "num_speculative_tokens": 3, "adaptive": False}
+        config |= {"model": str(write(method, tiny_target, tmp_path)), "num_speculative_tokens": 3, "adaptive": False}
         config |= {"layers": [0, 1, 2]} if method == "eagle3" else {}
-    with LLM(target, config, device="cuda", **OPTIONS) as llm:
+    with LLM(tiny_target, config, device="cuda", **OPTIONS) as llm:
         assert say(llm, asked) == expected
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+        check_engine(llm)
 
 
 @pytest.mark.parametrize("quantization", ["int4", "fp8"])
-def test_narrow_weights_have_them_too(a_gpu: None, target: Path, asked: list[LoRARequest | None], quantization: str) -> None:
-    with LLM(target, {"method": "off"}, device="cuda", quantization=quantization, **OPTIONS) as llm:
+def test_narrow_weights_have_them_too(a_gpu: None, tiny_target: Path, asked: list[LoRARequest | None], quantization: str) -> None:
+    with LLM(tiny_target, {"method": "off"}, device="cuda", quantization=quantization, **OPTIONS) as llm:
         plain, found = say(llm, [None] * 3), say(llm, asked)
         assert found[1] == plain[1] and found[0] != plain[0] and found[2] != plain[2]
 
 
-def test_one_shape_for_all_sums_is_not_promised_with_them(a_gpu: None, target: Path) -> None:
+def test_one_shape_for_all_sums_is_not_promised_with_them(a_gpu: None, tiny_target: Path) -> None:
     with pytest.raises(ConfigError, match="enable_lora and batch_invariant cannot be combined"):
-        LLM(target, {"method": "off"}, device="cuda", batch_invariant=True, **OPTIONS)
+        LLM(tiny_target, {"method": "off"}, device="cuda", batch_invariant=True, **OPTIONS)

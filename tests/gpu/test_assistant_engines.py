@@ -7,6 +7,7 @@ from typing import Any
 
 from fixed_k import fixed
 from gemma4_assistants import MAX_MODEL_LEN, save_assistant, save_target
+from saying import check_engine, said
 
 from foretoken import LLM, SamplingParams
 
@@ -16,19 +17,13 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def say(llm: LLM) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
-
-
 def test_texts_and_guesses_are_those_of_a_cpu(a_gpu: None, tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
     config = fixed({"model": str(save_assistant(tmp_path / "assistant"))})
     found: list[tuple[list[list[int]], int, int]] = []
     for where in ({"device": "cpu", "executor": "torch"}, {"device": "cuda"}):
         with LLM(str(target), speculative_config=config, **where, **OPTIONS) as llm:
-            texts, stats = say(llm), llm.stats()
-            assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+            texts, stats = said(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)), llm.stats()
+            check_engine(llm)
             found.append((texts, stats.num_draft_tokens, stats.num_accepted_tokens))
     assert found[0] == found[1] and found[0][1] > 20

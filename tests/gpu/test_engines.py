@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 import torch
 from orthrus_targets import orthrus_of
 from random_drafters import write
-from tiny_models import save_llama
+from saying import check_engine, said
 
 from foretoken import LLM, SamplingParams
 from foretoken.engine.errors import ConfigError
@@ -48,14 +47,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["num_hidden_layers"] == 8
-    return folder
-
-
 @pytest.fixture
 def small_cache() -> Iterator[dict[str, Any]]:
     yield {"dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 256, "max_num_seqs": 8, "enable_prefix_caching": False}
@@ -68,8 +59,7 @@ def say(llm: LLM, method: str = "off", **params: Any) -> list[list[int]]:
         SamplingParams(**{"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": i, "speculation": {"method": method}, **params})
         for i in range(len(PROMPTS))
     ]
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], each, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return said(llm, PROMPTS, each)
 
 
 def agreement(a: list[list[int]], b: list[list[int]]) -> float:
@@ -78,11 +68,11 @@ def agreement(a: list[list[int]], b: list[list[int]]) -> float:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "seeded"])
-def test_the_gpu_says_what_the_cpu_says(gpu: str, target: Path, small_cache: dict[str, Any], params: dict[str, Any]) -> None:
+def test_the_gpu_says_what_the_cpu_says(gpu: str, deep_target: Path, small_cache: dict[str, Any], params: dict[str, Any]) -> None:
     """In float32: a row may part from the other at a near tie, most do not."""
-    with LLM(target, {"method": "off"}, device="cpu", executor="torch", **small_cache) as cpu:
+    with LLM(deep_target, {"method": "off"}, device="cpu", executor="torch", **small_cache) as cpu:
         expected = say(cpu, **params)
-    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+    with LLM(deep_target, {"method": "off"}, device=gpu, **small_cache) as llm:
         engine = llm._running()
         assert isinstance(engine.model.executor, GraphExecutor) and isinstance(engine.core.runner, OverlappedRunner)
         found = say(llm, **params)
@@ -93,17 +83,17 @@ def test_the_gpu_says_what_the_cpu_says(gpu: str, target: Path, small_cache: dic
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache: dict[str, Any], method: str, tmp_path: Path) -> None:
+def test_output_does_not_depend_on_the_draft(gpu: str, deep_target: Path, small_cache: dict[str, Any], method: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"method": method, "adaptive": False, **METHODS[method]}
     if method == "orthrus":
-        target = orthrus_of(target, tmp_path / method)
+        deep_target = orthrus_of(deep_target, tmp_path / method)
     elif method not in ("ngram", "lookahead"):
-        config["model"] = str(write({"ddtree": "dflash"}.get(method, method), target, tmp_path / method))
-    with LLM(target, config, device=gpu, **small_cache) as llm:
+        config["model"] = str(write({"ddtree": "dflash"}.get(method, method), deep_target, tmp_path / method))
+    with LLM(deep_target, config, device=gpu, **small_cache) as llm:
         plain, guessed = say(llm, temperature=0), say(llm, KIND_OF_BLOCKS.get(method, method), temperature=0)
         stats = llm.stats()
         assert stats.num_draft_tokens > 0
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+        check_engine(llm)
         early = early_chains(llm)
         assert sum(chains.num_used for chains in early) > NUM_TOKENS or not early
         runner = llm._running().core.runner
@@ -116,19 +106,19 @@ def test_output_does_not_depend_on_the_draft(gpu: str, target: Path, small_cache
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8}], ids=["greedy", "seeded"])
 def test_early_guesses_are_those_that_come_late_and_nobody_waits_to_begin_them(
     gpu: str,
-    target: Path,
+    deep_target: Path,
     small_cache: dict[str, Any],
     method: str,
     params: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = {"method": method, "model": str(write(method, target, tmp_path / method)), **METHODS[method]}
+    config = {"method": method, "model": str(write(method, deep_target, tmp_path / method)), **METHODS[method]}
     config |= {"adaptive": False, "draft_sample_method": "probabilistic"}
     guessed: list[list[list[int]]] = []
     counts: list[tuple[int, int]] = []
     for is_early in (True, False):
-        with LLM(target, config, device=gpu, **small_cache) as llm:
+        with LLM(deep_target, config, device=gpu, **small_cache) as llm:
             core = llm._running().core
             say(llm, method, **params)  # what is captured on the way is there now
             before = llm.stats()
@@ -171,7 +161,7 @@ DRAWN: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty":
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, DRAWN], ids=["greedy", "seeded"])
 def test_a_step_with_guesses_waits_once(
-    gpu: str, target: Path, small_cache: dict[str, Any], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    gpu: str, deep_target: Path, small_cache: dict[str, Any], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For what its rows emit, by an event: between its hand-over and its verdict nothing else may wait for the GPU."""
     failed: list[str] = []
@@ -193,7 +183,7 @@ def test_a_step_with_guesses_waits_once(
 
         return call
 
-    with LLM(target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, device=gpu, **small_cache) as llm:
+    with LLM(deep_target, {"method": "ngram", "adaptive": False, **METHODS["ngram"]}, device=gpu, **small_cache) as llm:
         core = llm._running().core
         assert isinstance(core.runner, OverlappedRunner)
         plain = say(llm, **params)
@@ -206,10 +196,10 @@ def test_a_step_with_guesses_waits_once(
     assert agreement(guessed, plain) >= 0.8
 
 
-def test_batch_invariant_engines_say_exactly_the_same(gpu: str, target: Path, small_cache: dict[str, Any], tmp_path: Path) -> None:
-    config = {"method": "draft_model", "model": str(write("draft_model", target, tmp_path / "draft")), "num_speculative_tokens": 3}
+def test_batch_invariant_engines_say_exactly_the_same(gpu: str, deep_target: Path, small_cache: dict[str, Any], tmp_path: Path) -> None:
+    config = {"method": "draft_model", "model": str(write("draft_model", deep_target, tmp_path / "draft")), "num_speculative_tokens": 3}
     options = {**small_cache, "dtype": "bfloat16", "batch_invariant": True}
-    with LLM(target, {**config, "adaptive": False}, device=gpu, **options) as llm:
+    with LLM(deep_target, {**config, "adaptive": False}, device=gpu, **options) as llm:
         plain = say(llm, temperature=0)
         assert say(llm, "draft_model", temperature=0) == plain
         for i, prompt in enumerate(PROMPTS):
@@ -218,37 +208,37 @@ def test_batch_invariant_engines_say_exactly_the_same(gpu: str, target: Path, sm
             assert list(alone.outputs[0].token_ids) == plain[i]
 
 
-def test_penalties_grammars_and_logprobs_work_there(gpu: str, target: Path, small_cache: dict[str, Any]) -> None:
-    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+def test_penalties_grammars_and_logprobs_work_there(gpu: str, deep_target: Path, small_cache: dict[str, Any]) -> None:
+    with LLM(deep_target, {"method": "off"}, device=gpu, **small_cache) as llm:
         tokens = say(llm, temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3, logprobs=2)
         assert all(len(row) == NUM_TOKENS for row in tokens)
         allowed = say(llm, temperature=1.0, allowed_token_ids=[50, 51, 52])
         assert {token for row in allowed for token in row} <= {50, 51, 52}
 
 
-def test_memory_is_planned_in_the_open(gpu: str, target: Path) -> None:
-    with LLM(target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=0.2, max_model_len=256) as llm:
+def test_memory_is_planned_in_the_open(gpu: str, deep_target: Path) -> None:
+    with LLM(deep_target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=0.2, max_model_len=256) as llm:
         engine = llm._running()
         assert any("less" in line and "for a step" in line for line in engine.banner)
         total = torch.cuda.mem_get_info()[1]
         assert engine.core.scheduler.kv.pool.num_blocks * engine.model.executor.kv_block_bytes(16) < 0.2 * total
     with pytest.raises(ConfigError, match=r"GB are left for the KV cache, but one sequence of 256 tokens needs") as refused:
-        LLM(target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=1e-4, max_model_len=256)
+        LLM(deep_target, {"method": "off"}, device=gpu, dtype="float32", gpu_memory_utilization=1e-4, max_model_len=256)
     assert "raise gpu_memory_utilization" in str(refused.value)
 
 
-def test_what_a_gpu_has_not_is_refused(gpu: str, target: Path) -> None:
-    for options, said in (
+def test_what_a_gpu_has_not_is_refused(gpu: str, deep_target: Path) -> None:
+    for options, told in (
         ({"quantization": "int8"}, "native executor"),
         ({"executor": "transformers"}, "runs on CPUs only"),
         ({"device": f"cuda:{torch.cuda.device_count()}"}, "GPUs here are"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            LLM(target, {"method": "off"}, **{"device": gpu, **options})
+        with pytest.raises(ConfigError, match=told):
+            LLM(deep_target, {"method": "off"}, **{"device": gpu, **options})
 
 
-def test_figures_are_finite(gpu: str, target: Path, small_cache: dict[str, Any]) -> None:
-    with LLM(target, {"method": "off"}, device=gpu, **small_cache) as llm:
+def test_figures_are_finite(gpu: str, deep_target: Path, small_cache: dict[str, Any]) -> None:
+    with LLM(deep_target, {"method": "off"}, device=gpu, **small_cache) as llm:
         say(llm, temperature=0)
         stats = llm.stats()
         assert math.isfinite(stats.step_seconds) and stats.generation_tokens == NUM_TOKENS * len(PROMPTS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from random_drafters import write
 from safetensors.torch import load_file, save_file
-from tiny_models import save_llama
+from saying import check_engine, said
 
 from foretoken import LLM, SamplingParams
 from foretoken.kernels.graphs import GraphExecutor
@@ -27,18 +27,13 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=2, seed=0)
-
-
-@pytest.fixture(scope="module")
-def expected(target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+def expected(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What a network says whose weights were made narrow and whole again, in torch on the CPU."""
     folder = tmp_path_factory.mktemp("whole")
-    for file in target.iterdir():
+    for file in tiny_target.iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(target / "model.safetensors")
+    tensors = load_file(tiny_target / "model.safetensors")
     is_product = re.compile(r"proj\.weight|lm_head")
     whole = {name: Int4Matrix.of(tensor).weight() if is_product.search(name) else tensor for name, tensor in tensors.items()}
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
@@ -47,13 +42,11 @@ def expected(target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[lis
 
 
 def say(llm: LLM) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return said(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
 
 
-def test_a_server_of_4_bit_weights_says_what_they_mean(a_gpu: None, target: Path, expected: list[list[int]]) -> None:
-    with LLM(target, {"method": "off"}, device="cuda", quantization="int4", **OPTIONS) as llm:
+def test_a_server_of_4_bit_weights_says_what_they_mean(a_gpu: None, tiny_target: Path, expected: list[list[int]]) -> None:
+    with LLM(tiny_target, {"method": "off"}, device="cuda", quantization="int4", **OPTIONS) as llm:
         engine = llm._running()
         assert isinstance(engine.model.executor, GraphExecutor)
         assert "Triton and CUDA graphs, int4 weights, float32" in engine.model.plan.describe()
@@ -63,15 +56,15 @@ def test_a_server_of_4_bit_weights_says_what_they_mean(a_gpu: None, target: Path
 
 @pytest.mark.parametrize(("method", "quantization"), [("draft_model", "int4"), ("eagle3", "int4"), ("eagle3", None)])
 def test_drafters_take_them_too(
-    a_gpu: None, target: Path, expected: list[list[int]], method: str, quantization: str | None, tmp_path: Path
+    a_gpu: None, tiny_target: Path, expected: list[list[int]], method: str, quantization: str | None, tmp_path: Path
 ) -> None:
     """With a head that the target has narrow already, whatever the drafter's own weights are."""
-    config: dict[str, Any] = {"method": method, "model": str(write(method, target, tmp_path)), "adaptive": False}
+    config: dict[str, Any] = {"method": method, "model": str(write(method, tiny_target, tmp_path)), "adaptive": False}
     config["num_speculative_tokens"] = 3
     config |= {"layers": [0, 1, 2]} if method == "eagle3" else {}
     config |= {} if quantization is None else {"quantization": quantization}
-    with LLM(target, config, device="cuda", quantization="int4", batch_invariant=quantization is None, **OPTIONS) as llm:
+    with LLM(tiny_target, config, device="cuda", quantization="int4", batch_invariant=quantization is None, **OPTIONS) as llm:
         found = say(llm)
         assert llm.stats().num_draft_tokens > 0
-        assert all(health.num_failures == 0 for health in llm._running().core.proposers.stats()), "the drafter failed"
+        check_engine(llm)
     assert found == expected

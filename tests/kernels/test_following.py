@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
 
 import pytest
 import torch
 from following_rows import followers, random_followers, what_the_host_would_make
+from paged_batches import assert_same_batch
 
 from foretoken.kernels.following import Follower, following
-from foretoken.kernels.layout import RaggedBatch
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_it_is_the_batch_of_what_was_said(seed: int) -> None:
     step, rows, guesses = random_followers(seed)
     found, expected = following(followers(rows), step.answer, guesses), what_the_host_would_make(rows, step.emitted, guesses)
-    for name in (field.name for field in fields(RaggedBatch)):
-        value, right = getattr(found, name), getattr(expected, name)
-        if isinstance(right, torch.Tensor):
-            assert value.dtype == right.dtype and value.tolist() == right.tolist(), name
-        else:
-            assert value == right, name
+    assert_same_batch(found, expected)
 
 
 def test_without_guesses_each_row_is_its_newest_token() -> None:

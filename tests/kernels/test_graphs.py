@@ -18,7 +18,7 @@ from small_networks import small_network
 from foretoken.kernels import graphs, noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.graphs import FEW_OPS, PATIENCE, CaptureReport, CudaRecorder, GraphExecutor
-from foretoken.kernels.layout import FINAL, Draws, KVTensors, RaggedBatch
+from foretoken.kernels.layout import FINAL, Draws, ForwardOutput, KVTensors, RaggedBatch
 from foretoken.kernels.ops import Linear
 from foretoken.kernels.program import row_program
 from foretoken.kernels.static_batch import Ladder, StaticBatch
@@ -49,6 +49,11 @@ def rows(*lengths: int, seed: int = 0, first_block: int = 0, all_logits: bool = 
         ],
         all_logits=all_logits,
     )
+
+
+def check_same(found: ForwardOutput, expected: ForwardOutput) -> None:
+    assert torch.equal(found.argmax, expected.argmax)
+    torch.testing.assert_close((found.top, found.logits, found.hidden), (expected.top, expected.logits, expected.hidden))
 
 
 def seen_by(executor: GraphExecutor, monkeypatch: pytest.MonkeyPatch) -> list[RaggedBatch]:
@@ -103,10 +108,7 @@ def test_what_is_not_recorded_goes_with_what_has_room_for_it() -> None:
     executor.be_patient()
     for turn, batch in enumerate([rows(3), rows(4, seed=1), rows(2, seed=2)] * PATIENCE):
         found, expected = executor.run(batch, kv, (0, 2)), plain.run(batch, other, (0, 2))
-        assert torch.equal(found.argmax, expected.argmax)
-        torch.testing.assert_close(found.top, expected.top)
-        torch.testing.assert_close(found.logits, expected.logits)
-        torch.testing.assert_close(found.hidden, expected.hidden)
+        check_same(found, expected)
         assert recorder.num_replays == turn + 1
     assert executor.captured.num_graphs == ready
     for count, batch in enumerate([rows(3), rows(4, seed=1), rows(2, seed=2)], 1):  # they came often
@@ -153,10 +155,7 @@ def test_replays_are_what_the_ops_are(is_patient: bool) -> None:
         for batch in batches:
             batch = dataclasses.replace(batch, token_ids=(batch.token_ids + turn) % 97)
             found, expected = executor.run(batch, kv, (0, 2)), plain.run(batch, other, (0, 2))
-            assert torch.equal(found.argmax, expected.argmax)
-            torch.testing.assert_close(found.top, expected.top)
-            torch.testing.assert_close(found.logits, expected.logits)
-            torch.testing.assert_close(found.hidden, expected.hidden)
+            check_same(found, expected)
     assert executor.captured.num_graphs == len(batches)
 
 

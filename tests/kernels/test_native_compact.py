@@ -11,6 +11,7 @@ import pytest
 import torch
 from native_ops import After, Packed, assert_same_bits, linear, prepare, unpacked
 from paged_batches import BLOCK_SIZE, Row, batch_of
+from saying import said
 from small_networks import random_weights
 from torch import Tensor
 from transformers import GptOssConfig, LlamaConfig
@@ -150,7 +151,7 @@ def test_answers_are_the_same_with_drafts_and_without(temperature: float, monkey
 
     def answers(method: str) -> list[list[int]]:
         with LLM(None, {"method": method, "adaptive": False} if method != "off" else {"method": "off"}) as llm:
-            return [output.outputs[0].token_ids for output in llm.generate(["def main():", "The capital"], params, use_tqdm=False)]
+            return said(llm, ["def main():", "The capital"], params)
 
     expected = answers("off")
     monkeypatch.setattr(native, "COMPACT_FROM", 0)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from target_views import a_view
 
 from foretoken.proposers import load, open_all
 from foretoken.proposers.config import NgramConfig, PredictionConfig, SpeculativeConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.config_reading import parse_speculative_config
-from foretoken.proposers.loading import LoadedProposer, Opening, Resources, TargetView
+from foretoken.proposers.loading import LoadedProposer, Opening, Resources
 from foretoken.proposers.ngram import NgramProposer
 
 
@@ -19,21 +20,7 @@ def _unused(*_: Any) -> Any:
 
 
 def _resources(find_folder: Callable[[str, str | None], Path] = _unused) -> Resources:
-    target = TargetView(
-        folder=Path("."),
-        config={},
-        tokenizer=None,  # type: ignore[arg-type]  # nobody looks
-        num_layers=4,
-        hidden_size=8,
-        vocab_size=32,
-        max_model_len=64,
-        embedding="model.embed_tokens.weight",
-        head="lm_head.weight",
-        embed_scale=1.0,
-        logits_scale=1.0,
-        logits_softcap=None,
-    )
-    return Resources(target, find_folder, _unused, _unused)
+    return Resources(a_view(), find_folder, _unused, _unused)
 
 
 def _opening(name: str, index: int) -> Opening:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fixed_k import fixed
 from last_state_runs import Run, opened, resources
+from saying import said
 
 from foretoken import LLM, SamplingParams
 from foretoken.proposers import custom
@@ -62,15 +63,14 @@ def test_the_documented_example_changes_nothing_of_what_is_said(tmp_path: Path) 
     prompts = ["one two three one two three one two", "Hello! How are you"]
     each: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
     for settings in each:
-        said = []
+        texts = []
         for speculative in (config, {"method": "off"}):
             with LLM(speculative_config=fixed(speculative), kv_cache_gb=0.1, executor="torch", dtype="float32") as llm:
-                outputs = llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True, **settings), use_tqdm=False)
-                said.append([output.outputs[0].token_ids for output in outputs])
+                texts.append(said(llm, prompts, SamplingParams(max_tokens=24, ignore_eos=True, **settings)))
                 if speculative is config:
                     health = {p.name: p for p in llm._running().core.proposers.stats()}
                     assert health["bigram"].num_failures == 0 and health["bigram"].draft_seconds > 0
-        assert said[0] == said[1]
+        assert texts[0] == texts[1]
 
 
 def test_the_constructor_is_told_what_it_may_use(tmp_path: Path) -> None:

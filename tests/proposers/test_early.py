@@ -12,7 +12,6 @@ import torch
 from as_on_a_gpu import bind_as_on_a_gpu
 from fake_graphs import FakeRecorder
 from random_drafters import write
-from tiny_models import save_llama
 
 from foretoken import LLM
 from foretoken.kernels.matching import Guesses, match
@@ -27,11 +26,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SIZE = 16
 OPTIONS: dict[str, Any] = {"executor": "torch", "dtype": "float32", "kv_cache_gb": 0.05, "max_model_len": 256, "max_num_seqs": 8}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llama(tmp_path_factory.mktemp("target"), hidden_size=64, num_layers=8, seed=0)
 
 
 class Text:
@@ -134,11 +128,13 @@ class Pair:
 
 
 @pytest.fixture(params=METHODS)
-def engines(request: pytest.FixtureRequest, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, LLM]]:
+def engines(
+    request: pytest.FixtureRequest, deep_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[LLM, LLM]]:
     method: str = request.param
-    config = {"method": method, "model": str(write(method, target, tmp_path / "draft")), **METHODS[method], "adaptive": False}
-    bind_as_on_a_gpu(monkeypatch, FakeRecorder())
-    with LLM(target, config, **OPTIONS) as early, LLM(target, config, **OPTIONS) as late:
+    config = {"method": method, "model": str(write(method, deep_target, tmp_path / "draft")), **METHODS[method], "adaptive": False}
+    bind_as_on_a_gpu(monkeypatch, FakeRecorder)
+    with LLM(deep_target, config, **OPTIONS) as early, LLM(deep_target, config, **OPTIONS) as late:
         yield early, late
 
 
@@ -197,18 +193,18 @@ def test_what_was_begun_behind_other_tokens_is_not_used(engines: tuple[LLM, LLM]
         assert pair.chains.num_used == used
 
 
-def test_nobody_begins_where_the_host_has_to_know(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_begins_where_the_host_has_to_know(deep_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees, p/q rules, and executors that are waited for."""
-    draft = {"method": "eagle", "model": str(write("eagle", target, tmp_path / "draft")), "adaptive": False}
-    with LLM(target, draft, **OPTIONS) as llm:
+    draft = {"method": "eagle", "model": str(write("eagle", deep_target, tmp_path / "draft")), "adaptive": False}
+    with LLM(deep_target, draft, **OPTIONS) as llm:
         assert drafter(llm).num_places_ahead == 0 == llm._running().core.proposers.num_places_ahead
     bind_as_on_a_gpu(monkeypatch)
     tree = {"speculative_token_tree": "[(0,), (1,), (0, 0)]"}
     drawn = {"draft_sample_method": "probabilistic", "rejection_sample_method": "standard"}
     for settings in (tree, drawn):
-        with LLM(target, {**draft, **settings}, **OPTIONS) as llm:
+        with LLM(deep_target, {**draft, **settings}, **OPTIONS) as llm:
             assert drafter(llm).num_places_ahead == 0
-    with LLM(target, {**draft, "rejection_sample_method": "standard"}, **OPTIONS) as llm:
+    with LLM(deep_target, {**draft, "rejection_sample_method": "standard"}, **OPTIONS) as llm:
         assert drafter(llm).num_places_ahead > 0 == llm._running().core.scheduler.guessing_lookahead, "places are kept for nothing"
-    with LLM(target, draft, **OPTIONS) as llm:
+    with LLM(deep_target, draft, **OPTIONS) as llm:
         assert llm._running().core.scheduler.guessing_lookahead == drafter(llm).num_places_ahead > 0

@@ -15,6 +15,7 @@ from native_only import native_only
 from pretended_engine import EXECUTIONS, TORCH, Guess, PretendedEngine, accept, at_random, block_size, opened, text
 from pretended_target import resources
 from safetensors.torch import load_file, save_file
+from saying import said
 from tiny_models import save_llama
 
 from foretoken import LLM, SamplingParams
@@ -148,12 +149,11 @@ def test_an_engine_says_the_same_and_heads_that_are_right_are_accepted(plus: boo
     options: dict[str, Any] = {"kv_cache_gb": 0.05, "executor": executor, "dtype": "float32", "max_model_len": 128}
     params = [SamplingParams(max_tokens=24, seed=i, temperature=t, ignore_eos=True) for i, t in enumerate((0.0, 0.0, 1.0, 0.7))]
     chain: dict[str, Any] = {"model": str(heads), "draft_sample_method": "probabilistic", "quantization": "none"}
-    said: list[list[Any]] = []
+    texts: list[list[Any]] = []
     for config in ({"method": "off"}, fixed(chain), fixed({**chain, "hydra_choices": [[0], [1], [0, 0], [1, 0], [0, 0, 0]]})):
         with LLM(str(target), speculative_config=config, **options) as llm:
-            outputs = llm.generate([[5 + i, 9, 20 + i] for i in range(4)], params, use_tqdm=False)
-            said.append([output.outputs[0].token_ids for output in outputs])
+            texts.append(said(llm, [[5 + i, 9, 20 + i] for i in range(4)], params))
             stats = llm._running().core.stats()
-            assert len(said) != 2 or stats.num_accepted_tokens == stats.num_draft_tokens > 60
-            assert len(said) != 3 or 0 < stats.num_accepted_tokens < stats.num_draft_tokens
-    assert said[1] == said[0] == said[2]
+            assert len(texts) != 2 or stats.num_accepted_tokens == stats.num_draft_tokens > 60
+            assert len(texts) != 3 or 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert texts[1] == texts[0] == texts[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,8 +25,9 @@ from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weight_bank import WeightBank
 
 
-def bind_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None = None) -> None:
-    """Networks that are loaded from now on start and finish. recorder: of their graphs; None = no graphs."""
+def bind_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recorder: Callable[[], Recorder] | None = None) -> list[GraphExecutor]:
+    """Networks that are loaded from now on, which are returned, start and finish. recorder: makes one for each; None = no graphs."""
+    made: list[GraphExecutor] = []
 
     def bind(
         program: Program,
@@ -35,10 +36,13 @@ def bind_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, recorder: Recorder | None 
         bank: WeightBank | None = None,
         adapters: AdapterBank | None = None,
     ) -> GraphExecutor:
-        return GraphExecutor(TorchExecutor(program, weights, execution.dtype, bank, adapters=adapters), recorder=recorder)
+        plain = TorchExecutor(program, weights, execution.dtype, bank, adapters=adapters)
+        made.append(GraphExecutor(plain, recorder=recorder and recorder()))
+        return made[-1]
 
-    monkeypatch.setattr(weights_module, "bind_program", bind)
-    monkeypatch.setattr(drafters, "bind_program", bind)
+    for module in (weights_module, drafters):
+        monkeypatch.setattr(module, "bind_program", bind)
+    return made
 
 
 @contextmanager

@@ -12,15 +12,15 @@ from typing import Any, cast
 import torch
 from pretended_engine import GREEDY, TORCH, Guess
 from safetensors.torch import save_file
+from target_views import a_view, tables_alone
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import FINAL, Executor
-from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear, Scale
 from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer
-from foretoken.proposers.loading import Opening, Resources, TargetView
+from foretoken.proposers.loading import Opening, Resources
 
 WIDTH, VOCAB = 24, 50
 
@@ -29,42 +29,13 @@ def resources(folder: Path, execution: Execution = TORCH, hidden_size: int = WID
     """A target in `folder` with random embedding and head, of which drafters may have the head."""
     torch.manual_seed(99)
     weights = {"embed": torch.randn(vocab_size, hidden_size), "lm_head.weight": torch.randn(vocab_size, hidden_size) / 4}
-    best = ArgMax(("scaled",), ("argmax", "top"))
-    program = Program(
-        ops=(
-            Embed((), ("x",), "embed"),
-            GatherRows(("x",), ("rows",)),
-            Linear(("rows",), ("logits",), ("lm_head.weight",)),
-            Scale(("logits",), ("scaled",), 1.0),
-            best,
-        ),
-        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=vocab_size,
-        max_model_len=1000,
-        boundaries=("x",),
-        final="x",
-        logits="scaled",
-        best=best,
-    )
-    network = bind_program(program, weights, execution)
+    network = tables_alone(weights, execution)
 
     def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
         return bind_program(program, weights, execution, network.bank)
 
-    settings: dict[str, Any] = {"embed_scale": 1.0, "logits_scale": 1.0, "logits_softcap": None, "num_layers": 8, **view}
-    target = TargetView(
-        folder=folder,
-        config={},
-        tokenizer=cast(Any, None),
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        max_model_len=1000,
-        embedding="embed",
-        head="lm_head.weight",
-        **settings,
-    )
+    sizes = {"num_layers": 8, "hidden_size": hidden_size, "vocab_size": vocab_size, "max_model_len": 1000}
+    target = a_view(folder=folder, embedding="embed", **sizes | view)
     return Resources(target, lambda name, _: Path(name), bind, cast(Any, None))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 from zlib import crc32
 
@@ -17,6 +16,7 @@ import transformers
 from compared_guesses import ReferencedDrafter
 from pretended_engine import TORCH, Guess
 from safetensors.torch import load_file, save_file
+from target_views import a_view
 from tiny_models import save_tokenizer
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
@@ -163,20 +163,9 @@ class MtpTarget(ReferencedDrafter):
         return mtp.load(MtpConfig(**settings), Resources(self.view(), find, bind, cast(Any, None)))
 
     def view(self) -> TargetView:
-        return TargetView(
-            folder=self.folder,
-            config=self.hf_config.to_dict(),
-            tokenizer=cast(Any, SimpleNamespace()),
-            num_layers=int(self.hf_config.num_hidden_layers),
-            hidden_size=HIDDEN,
-            vocab_size=int(self.hf_config.vocab_size),
-            max_model_len=MAX_MODEL_LEN,
-            embedding="model.embed_tokens.weight",
-            head="lm_head.weight",
-            embed_scale=1.0,
-            logits_scale=1.0,
-            logits_softcap=None,
-        )
+        config = self.hf_config
+        sizes = {"num_layers": config.num_hidden_layers, "hidden_size": HIDDEN, "vocab_size": config.vocab_size}
+        return a_view(folder=self.folder, config=config.to_dict(), max_model_len=MAX_MODEL_LEN, **sizes)
 
 
 def write(name: str, folder: Path) -> MtpTarget:
@@ -260,33 +249,41 @@ def _layer_behind(hf_config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Te
     return layer
 
 
-def _mimo_reference(hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
-    """Written out over transformers' Qwen2 layer."""
-    weights = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in layers.items()}
-    hf_config._attn_implementation = "eager"
-    layer, rotary = Qwen2DecoderLayer(hf_config, 0).eval(), Qwen2RotaryEmbedding(hf_config)
-    layer.load_state_dict({name: weights[name] for name in layer.state_dict()})
+def _scores(
+    hf_config: Any, model: Any, layer: Any, rotary: Any, norm_class: Any, weights: Mapping[str, Tensor], names: Sequence[str]
+) -> Scores:
+    """Written out over a layer of transformers. names: of both norms before the projection, in its order, of that, and of the last norm."""
+    *norms, projection, last = names
 
     def norm(name: str, x: Tensor) -> Tensor:
-        module = Qwen2RMSNorm(HIDDEN, eps=hf_config.rms_norm_eps)
+        module = norm_class(HIDDEN, eps=hf_config.rms_norm_eps)
         module.load_state_dict({"weight": weights[f"{name}.weight"]})
         return module(x)
 
     def after(tokens: Sequence[int], states: Tensor) -> Tensor:
         embedded = model.get_input_embeddings()(torch.tensor(list(tokens)))
-        x = torch.cat([norm("hidden_layernorm", states), norm("token_layernorm", embedded)], -1) @ weights["input_proj.weight"].T
+        pair = torch.cat([norm(name, states if "hidden" in name else embedded) for name in norms], -1)
+        x = (pair @ weights[f"{projection}.weight"].T)[None]
         positions = torch.arange(1, len(tokens) + 1)[None]
         mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
-        output = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions))
-        return norm("final_layernorm", output[0])
+        output = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
+        return norm(last, output[0])
 
     return after
 
 
+def _mimo_reference(hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
+    weights = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in layers.items()}
+    hf_config._attn_implementation = "eager"
+    layer = Qwen2DecoderLayer(hf_config, 0).eval()
+    layer.load_state_dict({name: weights[name] for name in layer.state_dict()})
+    names = "hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm"
+    return _scores(hf_config, model, layer, Qwen2RotaryEmbedding(hf_config), Qwen2RMSNorm, weights, names)
+
+
 def _gated_reference(name: str, hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
-    """Written out over transformers' layer of the family."""
     layer_class, norm_class, rotary_class = _LAYERS[name]
-    layer, rotary = layer_class(_one_layer(hf_config), 0).eval(), rotary_class(hf_config)
+    layer = layer_class(_one_layer(hf_config), 0).eval()
     weights = {key.removeprefix("mtp."): tensor for key, tensor in layers.items()}
     own = {key.removeprefix("layers.0."): tensor for key, tensor in weights.items() if key.startswith("layers.0.")}
     if "mlp.experts.0.up_proj.weight" in own:
@@ -294,22 +291,8 @@ def _gated_reference(name: str, hf_config: Any, layers: Mapping[str, Tensor], mo
         own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in parts])
         own["mlp.experts.down_proj"] = torch.stack([down for *_, down in parts])
     layer.load_state_dict({key: own[key] for key in layer.state_dict()})
-
-    def norm(key: str, x: Tensor) -> Tensor:
-        module = norm_class(HIDDEN, eps=hf_config.rms_norm_eps)
-        module.load_state_dict({"weight": weights[f"{key}.weight"]})
-        return module(x)
-
-    def after(tokens: Sequence[int], states: Tensor) -> Tensor:
-        embedded = model.get_input_embeddings()(torch.tensor(list(tokens)))
-        pair = torch.cat([norm("pre_fc_norm_embedding", embedded), norm("pre_fc_norm_hidden", states)], -1)
-        x = (pair @ weights["fc.weight"].T)[None]
-        positions = torch.arange(1, len(tokens) + 1)[None]
-        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
-        output = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
-        return norm("norm", output[0])
-
-    return after
+    names = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"
+    return _scores(hf_config, model, layer, rotary_class(hf_config), norm_class, weights, names)
 
 
 def _transformers_reference(model: Any, folder: Path) -> Scores:

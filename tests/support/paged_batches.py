@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -54,3 +55,15 @@ def batch_of(rows: Sequence[Row], block_size: int = BLOCK_SIZE, padding: int = 0
         full_logits=torch.arange(len(token_ids)),
         block_size=block_size,
     )
+
+
+def assert_same_batch(found: Any, expected: Any) -> None:
+    """Field by field, also of a batch within. Tensors may lie elsewhere, in one piece."""
+    for name in (part.name for part in fields(expected)):
+        value, right = getattr(found, name), getattr(expected, name)
+        if isinstance(right, RaggedBatch):
+            assert_same_batch(value, right)
+        elif isinstance(right, torch.Tensor):
+            assert value.dtype == right.dtype and value.cpu().tolist() == right.tolist() and value.is_contiguous(), name
+        else:
+            assert value == right, name

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 from eagle_reference import Target
 from safetensors.torch import save_file
+from target_views import a_view, tables_alone
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear
 from foretoken.kernels.program import Program
 from foretoken.kernels.weights import bind_program
 from foretoken.proposers.loading import Resources, TargetView
@@ -25,7 +24,7 @@ MAX_MODEL_LEN = 1000
 
 def resources(target: Target, folder: Path, execution: Execution, bound: list[Executor]) -> Resources:
     """bound: gets every network that is loaded."""
-    network = _network(target, execution)
+    network = tables_alone(_tables(target), execution)
 
     def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
         bound.append(bind_program(program, weights, execution, network.bank))
@@ -64,41 +63,13 @@ def _tables(target: Target) -> dict[str, Tensor]:
 
 
 def _view(target: Target, folder: Path) -> TargetView:
-    return TargetView(
+    return a_view(
         folder=folder,
-        config={},
-        tokenizer=cast(Any, SimpleNamespace()),
         num_layers=NUM_LAYERS,
         hidden_size=target.spec.target_hidden,
         vocab_size=target.spec.vocab,
         max_model_len=MAX_MODEL_LEN,
-        embedding="model.embed_tokens.weight",
-        head="lm_head.weight",
         embed_scale=target.embed_scale,
         logits_scale=target.logits_scale,
         logits_softcap=target.softcap,
     )
-
-
-def _network(target: Target, execution: Execution) -> Executor:
-    """Nothing but the target's embedding and head, so that there is a bank to share them from."""
-    weights = _tables(target)
-    best = ArgMax(("logits",), ("argmax", "top"))
-    program = Program(
-        ops=(
-            Embed((), ("x",), "model.embed_tokens.weight"),
-            GatherRows(("x",), ("rows",)),
-            Linear(("rows",), ("logits",), ("lm_head.weight",)),
-            best,
-        ),
-        weights={name: tuple(tensor.shape) for name, tensor in weights.items()},
-        kv_layers=(),
-        ropes={},
-        vocab_size=target.spec.vocab,
-        max_model_len=MAX_MODEL_LEN,
-        boundaries=("x",),
-        final="x",
-        logits="logits",
-        best=best,
-    )
-    return bind_program(program, weights, execution)

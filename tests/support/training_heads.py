@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
 import torch
 from pretended_engine import TORCH, Guess, PretendedEngine, block_size, opened
+from target_views import a_view
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -22,7 +22,7 @@ from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
 from foretoken.proposers.detection import detect_method
-from foretoken.proposers.loading import LoadedProposer, Resources, TargetView
+from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.block_attention import Blocks
 from foretoken.proposers.training.frozen import FrozenTarget
 from foretoken.proposers.training.heads.base import Head
@@ -88,20 +88,9 @@ class TinyTarget:
             return bind_program(program, weights, TORCH, network.bank)
 
         embedding = "model.embed_tokens.weight"
-        view = TargetView(
-            folder=self.folder,
-            config=hf_config.to_dict(),
-            tokenizer=cast(Any, SimpleNamespace()),
-            num_layers=hf_config.num_hidden_layers,
-            hidden_size=hf_config.hidden_size,
-            vocab_size=hf_config.vocab_size,
-            max_model_len=MAX_MODEL_LEN,
-            embedding=embedding,
-            head=embedding if hf_config.tie_word_embeddings else "lm_head.weight",
-            embed_scale=1.0,
-            logits_scale=1.0,
-            logits_softcap=None,
-        )
+        sizes = {"num_layers": hf_config.num_hidden_layers, "hidden_size": hf_config.hidden_size, "vocab_size": hf_config.vocab_size}
+        head = embedding if hf_config.tie_word_embeddings else "lm_head.weight"
+        view = a_view(folder=self.folder, config=hf_config.to_dict(), max_model_len=MAX_MODEL_LEN, head=head, **sizes)
         return Resources(view, lambda name, _: Path(name), bind, cast(Any, None))
 
     def guesses(self, loaded: LoadedProposer, prompts: Sequence[Sequence[int]], steps: int = 5) -> list[Guess]:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from decoding import ragged
+from paged_batches import assert_same_batch
 from small_networks import random_weights, small_program
 from torch import Tensor
 from triton_interpreter import DEVICE
@@ -71,13 +72,8 @@ def test_passes_are_laid_out_as_the_reference_does(seed: int, steps: int, advanc
     found = chain.follow_ups(on_device(batch), counts.to(DEVICE), steps, 20, advance)
     assert len(found) == len(expected) == steps - 1
     for one, other in zip(found, expected, strict=True):
-        for name in (field.name for field in fields(RaggedBatch)):
-            value, right = getattr(one, name), getattr(other, name)
-            if isinstance(right, Tensor):
-                assert value.dtype == right.dtype and value.cpu().tolist() == right.tolist(), name
-                assert value.is_contiguous() and value.data_ptr() % 16 == 0, name
-            else:
-                assert value == right, name
+        assert_same_batch(one, other)
+        assert not any(value.data_ptr() % 16 for field in fields(one) if isinstance(value := getattr(one, field.name), Tensor))
 
 
 def odd_scores(rows: int, width: int, dtype: torch.dtype) -> Tensor:

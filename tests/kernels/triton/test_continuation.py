@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
 
 import pytest
 import torch
 from continuing import Step, ways
+from paged_batches import assert_same_batch as same
 from triton_interpreter import DEVICE
 
-from foretoken.kernels.continuation import Continuation, Continued, laid_out
-from foretoken.kernels.layout import RaggedBatch
+from foretoken.kernels.continuation import Continuation, laid_out
 from foretoken.kernels.triton import continuation
-
-
-def same(found: Continued, expected: Continued) -> None:
-    for one, other, kind in ((found, expected, Continued), (found.batch, expected.batch, RaggedBatch)):
-        for name in (field.name for field in fields(kind)):
-            value, right = getattr(one, name), getattr(other, name)
-            if isinstance(right, torch.Tensor):
-                assert value.dtype == right.dtype and value.cpu().tolist() == right.tolist(), name
-                assert value.is_contiguous(), name
-            elif name != "batch":
-                assert value == right, name
 
 
 @pytest.mark.parametrize("seed", range(24))

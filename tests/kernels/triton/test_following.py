@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import fields
 
 import pytest
 import torch
 from following_rows import followers, random_followers
+from paged_batches import assert_same_batch as same
 from triton_interpreter import DEVICE
 
 from foretoken.kernels.following import Follower, laid_out
-from foretoken.kernels.layout import RaggedBatch
 from foretoken.kernels.triton import following
-
-
-def same(found: RaggedBatch, expected: RaggedBatch) -> None:
-    for name in (field.name for field in fields(RaggedBatch)):
-        value, right = getattr(found, name), getattr(expected, name)
-        if isinstance(right, torch.Tensor):
-            assert value.dtype == right.dtype and value.cpu().tolist() == right.tolist(), name
-            assert value.is_contiguous(), name
-        else:
-            assert value == right, name
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from fixed_k import fixed
 from running_server import environment
+from saying import said
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from foretoken.engine.llm import LLM
@@ -130,11 +131,10 @@ def test_a_drafter_is_trained_on_the_targets_own_answers_and_served(method: str,
     prompts = ["Note 5: the quick", "3 + 4"]
     greedy = SamplingParams(temperature=0, max_tokens=12)
     with LLM(trained, fixed({"method": method, "model": str(out), "num_speculative_tokens": 3})) as llm:
-        drafted = llm.generate(prompts, greedy, use_tqdm=False)
+        drafted = said(llm, prompts, greedy)
         assert llm.stats().num_draft_tokens > 0
     with LLM(trained, {"method": "off"}) as llm:
-        plain = llm.generate(prompts, greedy, use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in drafted] == [output.outputs[0].token_ids for output in plain]
+        assert said(llm, prompts, greedy) == drafted
 
 
 def test_a_stopped_training_goes_on_and_ends_as_if_it_had_not(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
