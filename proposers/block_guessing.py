@@ -68,7 +68,7 @@ class BlockGuesser:
         read = self._read(reading, states, block_size)
         able = [feed for feed in feeds if feed.count]
         if not able:
-            return Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+            return Guesses.none(len(feeds))
         columns = self._stages[-1].block.token_ids
         if (tree := self._tree) is not None:
             logits, _, _ = self._fill([replace(feed, count=places_of(feed, tree)) for feed in able], block_size)

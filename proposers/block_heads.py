@@ -190,11 +190,11 @@ def _only(kept: Sequence[int], rows: Sequence[_Row], previous: Tensor, numbers: 
 
 def _guesses(feeds: Sequence[Feed], drawn: Sequence[_Drawn], drawing: Drawing, threshold: float | None) -> Guesses:
     """threshold: of what is trusted; None = whatever was drawn is."""
+    if not drawn:
+        return Guesses.none(len(feeds))
     token_ids: list[list[int]] = [[] for _ in feeds]
     confidence: list[list[float]] = [[] for _ in feeds]
     probs: list[Tensor] = []
-    if not drawn:
-        return Guesses(token_ids, confidence=confidence)
     tokens, sure = to_lists(torch.cat([one.tokens for one in drawn]), torch.cat([one.sure for one in drawn]))
     said = zip(tokens, sure, strict=True)
     ended: set[int] = set()
@@ -212,6 +212,6 @@ def _guesses(feeds: Sequence[Feed], drawn: Sequence[_Drawn], drawing: Drawing, t
     for row in drawn[0].rows:
         token_ids[row.index], confidence[row.index] = row.tokens, row.sure
         if row.scores:
-            temperature = row.feed.row.draw.temperature if drawing.samples else 0.0
-            probs.append(drawing.probs(temperature, torch.tensor(row.tokens, device=row.scores[0].device), torch.stack(row.scores), None))
+            chosen = torch.tensor(row.tokens, device=row.scores[0].device)
+            probs.append(drawing.probs(row.feed.row, chosen, torch.stack(row.scores), None))
     return Guesses(token_ids, confidence=confidence, probs=torch.cat(probs).cpu() if probs else None)

@@ -68,7 +68,7 @@ class Drawing:
 
         ahead: tokens that will have come by then.
         """
-        temperatures = [row.draw.temperature if self.samples else 0.0 for row in rows]
+        temperatures = [self.temperature(row) for row in rows]
         if not any(temperatures) and executor.vocab_size <= self.vocab_size:
             return None
         return Draws(
@@ -86,9 +86,12 @@ class Drawing:
             return step_stream(draw.seed, draw.choice, len(row.token_ids), Purpose.DRAFT)
         return stream(draw.seed, draw.choice, Purpose.TARGET)
 
-    def probs(self, temperature: float, token_ids: Tensor, logits: Tensor | None, columns: Tensor | None) -> Tensor:
-        """[n, vocab_size] float32, what token_ids [n] were drawn from by logits [n, V]: one-hot for greedy rows."""
-        if not temperature:
+    def temperature(self, row: DrawingRow) -> float:
+        return row.draw.temperature if self.samples else 0.0
+
+    def probs(self, row: DrawingRow, token_ids: Tensor, logits: Tensor | None, columns: Tensor | None) -> Tensor:
+        """[n, vocab_size] float32, what a row's token_ids [n] were drawn from by logits [n, V]: one-hot if it is greedy."""
+        if not (temperature := self.temperature(row)):
             return torch.nn.functional.one_hot(token_ids, self.vocab_size).float()
         assert logits is not None
         return torch.softmax(self.by_token(logits, columns) / temperature, -1)
@@ -220,8 +223,7 @@ class ChainGuesser:
             count = self.take(guesses, i, tokens[: feeds[i].count], likely[: feeds[i].count])
             if drawing.return_probs:
                 logits = None if output.logits is None else output.logits[n, :count]
-                temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
-                probs.append(drawing.probs(temperature, output.token_ids[n, :count], logits, executor.token_ids))
+                probs.append(drawing.probs(feeds[i].row, output.token_ids[n, :count], logits, executor.token_ids))
         return replace(guesses, probs=torch.cat(probs)) if probs else guesses
 
     def take(self, guesses: Guesses, i: int, tokens: list[int], likely: list[float]) -> int:
@@ -283,7 +285,7 @@ class ParallelGuesser:
 
 def pick(feeds: Sequence[Feed], logits: Tensor | None, drawing: Drawing, columns: Tensor | None) -> Guesses:
     """Independent guesses of each feed's places from logits [sum of counts, V], of which only what is guessed comes to the host."""
-    guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+    guesses = Guesses.none(len(feeds))
     able = [i for i, feed in enumerate(feeds) if feed.count]
     if not able:
         return guesses
@@ -305,8 +307,7 @@ def pick(feeds: Sequence[Feed], logits: Tensor | None, drawing: Drawing, columns
             end = begin + feeds[i].count
             guesses.token_ids[i], guesses.confidence[i] = token_ids[begin:end], confidence[begin:end]
             if drawing.return_probs:
-                temperature = feeds[i].row.draw.temperature if drawing.samples else 0.0
-                probs.append(drawing.probs(temperature, chosen[begin:end], scores[begin:end], None))
+                probs.append(drawing.probs(feeds[i].row, chosen[begin:end], scores[begin:end], None))
             begin = end
         start += len(rows)
     return replace(guesses, probs=torch.cat(probs).cpu()) if probs else guesses

@@ -57,7 +57,7 @@ class RecurrentHeads:
         self._recurrence, self._drawing = recurrence, drawing
 
     def guess(self, feeds: Sequence[Feed], states: Tensor) -> Guesses:
-        guesses = Guesses([[] for _ in feeds], confidence=[[] for _ in feeds])
+        guesses = Guesses.none(len(feeds))
         drawn_from: list[list[Tensor]] = [[] for _ in feeds]
         tokens = [feed.row.token_ids[-1] for feed in feeds]
         alive = list(range(len(feeds)))
@@ -79,8 +79,7 @@ class RecurrentHeads:
             for place, (i, token) in enumerate(zip(alive, tokens, strict=True)):
                 guesses.token_ids[i].append(token)
                 if self._drawing.return_probs:
-                    temperature = feeds[i].row.draw.temperature
-                    drawn_from[i].append(self._drawing.probs(temperature, chosen[place, None], scores[place, None], None))
+                    drawn_from[i].append(self._drawing.probs(feeds[i].row, chosen[place, None], scores[place, None], None))
         assert guesses.confidence is not None
         for rows_alive, probabilities in zip(whose, to_lists(*likely), strict=True):
             for i, probability in zip(rows_alive, probabilities, strict=True):

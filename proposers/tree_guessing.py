@@ -94,7 +94,7 @@ class TreeGuesser:
             assert output.logits is not None
             self._add_children([(tree, -1) for tree in growing], output.logits)
             while level := self._next_level(growing):
-                self._run_level(growing, level, block_size)
+                self._run_level(level, block_size)
         kept = iter([self._kept(tree) for tree in growing])
         found = [next(kept) if feed.count else ([], [], []) for feed in feeds]
         return Guesses([f[0] for f in found], [f[1] for f in found], [f[2] for f in found])
@@ -122,7 +122,7 @@ class TreeGuesser:
             return min(self._tree.depth, count) - 1
         return len(self._tree.paths[:count][-1]) - 1
 
-    def _run_level(self, growing: Sequence[_Growing], level: Sequence[tuple[_Growing, list[int]]], block_size: int) -> None:
+    def _run_level(self, level: Sequence[tuple[_Growing, list[int]]], block_size: int) -> None:
         for tree, chosen in level:
             for node in chosen:
                 tree.nodes[node].place = len(tree.run)

@@ -209,7 +209,7 @@ def test_masks_stand_behind_the_known_tokens_with_a_state(mask_state: Tensor | N
     feeds = [feed(0, [1, 2, 3], 3, start=1), feed(1, [4, 5], 0), feed(2, [6], 1)]
     states = torch.arange(10.0).view(5, 2)
     guesses = ParallelGuesser(network, Drawing(VOCAB), 9, mask_state).guess(feeds, states, 4)
-    assert [len(tokens) for tokens in guesses.token_ids] == [3, 0, 1] and not guesses.in_place
+    assert [len(tokens) for tokens in guesses.token_ids] == [3, 0, 1] and not any(guesses.in_place)
     ((batch, inputs),) = model.passes
     assert batch.token_ids.tolist() == [2, 3, 9, 9, 4, 5, 6] and batch.positions.tolist() == [1, 2, 3, 4, 0, 1, 0]
     assert batch.logits_indices.tolist() == [1, 2, 3, 6]
