@@ -17,12 +17,12 @@ from transformers import PretrainedConfig
 
 from ..kernels.batch_lists import BatchLists
 from ..kernels.fuse import fuse
-from ..kernels.model_config import config_class
 from . import assistant_program
 from .checkpoint import Checkpoint
 from .config import MtpConfig
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import nested, read_config
+from .draft_layers import config_of
 from .draft_tensors import DraftTensors, program_weights
 from .drafting import Feed
 from .guessing import ChainGuesser, Drawing, Guesses, Network, unchanged
@@ -111,10 +111,7 @@ def _layers(folder: Path, config: Mapping[str, Any]) -> PretrainedConfig:
     if said.pop("model_type", None) not in ("gemma4_text", "gemma4_unified_text"):
         raise SpeculativeConfigError(f"{folder}/config.json has no text_config of a Gemma 4")
     said |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}  # which those of the 12B leave out
-    try:
-        return config_class("gemma4_text").from_dict(said)
-    except Exception as error:  # every config class has checks of its own
-        raise SpeculativeConfigError(f"{folder}/config.json is no valid config of an assistant: {error}") from error
+    return config_of("gemma4_text", said, folder)
 
 
 def _source(kind: str, target: TargetView, folder: Path) -> int:

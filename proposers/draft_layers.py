@@ -32,8 +32,13 @@ def layer_config(kind: str, given: Mapping[str, Any], num_layers: int, num_query
     has_width = "head_dim" in given or type(heads) is not int or heads < 1
     width = {} if has_width else {"head_dim": num_query_rows // cast(int, heads)}
     ropes = {key: _of_text(given[key]) for key in ("rope_scaling", "rope_parameters") if isinstance(given.get(key), Mapping)}
+    return config_of(kind, {**given, **ropes, **width, "num_hidden_layers": num_layers}, folder)
+
+
+def config_of(kind: str, given: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
+    """Of model type `kind`. folder: for the message. Raises SpeculativeConfigError."""
     try:
-        return config_class(kind)(**{**given, **ropes}, **width, num_hidden_layers=num_layers)
+        return config_class(kind).from_dict({**given})
     except Exception as error:  # every config class has checks of its own
         raise SpeculativeConfigError(f"{folder}/config.json is no valid {kind} config: {error}") from error
 

@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 from ..kernels.decoder_builder import layer
 from ..kernels.fuse import fuse
 from ..kernels.layout import FINAL, Executor
-from ..kernels.model_config import config_class
 from ..kernels.program import Program
 from . import assistant
 from .config import MtpConfig
 from .config_entry import SpeculativeConfigError
+from .draft_layers import config_of
 from .draft_tensors import program_weights
 from .drafting import OwnCache, Pairing
 from .features import Features
@@ -121,10 +121,7 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
     given.pop("mlp_layer_types", None)  # of the target's layers
     kinds = given.pop("layer_types", None) or ["full_attention"]
     kinds = kinds[-1:] if model_type in _DENSE else ["full_attention"]
-    try:
-        hf_config = config_class(model_type).from_dict({**given, "num_hidden_layers": 1, "layer_types": kinds})
-    except Exception as error:  # every config class has checks of its own
-        raise SpeculativeConfigError(f"{folder}/config.json is no valid {model_type} config: {error}") from error
+    hf_config = config_of(model_type, {**given, "num_hidden_layers": 1, "layer_types": kinds}, folder)
     if hf_config.hidden_size != target.hidden_size:
         raise SpeculativeConfigError(
             f"{folder} was trained for a target of hidden size {hf_config.hidden_size}, this one has {target.hidden_size}: "

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_said(target: Path, tmp_path: Path, tiny_target: Pa
         ({"vocab_size": -1}, "config.json has a size below 1"),
         ({"rope_parameters": {}}, "rotary embedding differs by layer or is missing"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": -1}}}, "partial_rotary_factor -1"),
-        ({"num_hidden_layers": "three"}, "no valid config of an assistant"),
+        ({"num_hidden_layers": "three"}, "no valid gemma4_text config"),
     ):
         changed = text_config and {**config["text_config"], **text_config}
         (other / "config.json").write_text(json.dumps({**config, "text_config": changed}))
