@@ -66,17 +66,15 @@ class AsyncEngine:
         """
         if self._death is not None:
             raise EngineDead(self._death)
-        if self._draining:
-            raise ShuttingDown("the server is shutting down and takes no new requests")
+        self._require_open()
         if not self._thread.is_alive:
             raise EngineDead("the engine does not run")
         self._admit(params.n)
-        its_adapter = None if adapter is None else self._adapters().require(adapter)
+        its_adapter, slot = self._wanted(adapter)
         requests = self.engine.intake.requests(
             request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt, tenant, its_adapter
         )
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
-        slot = 0 if its_adapter is None else its_adapter.slot
         stream = TokenStream([request.request_id for request in requests], self._abort, slot)
         reference = ref(stream)
         for request in requests:
@@ -128,10 +126,8 @@ class AsyncEngine:
 
         The work has to ask for time before each call. Raises ShuttingDown, InvalidRequest.
         """
-        if self._draining:
-            raise ShuttingDown("the server is shutting down and takes no new requests")
-        its_adapter = None if adapter is None else self._adapters().require(adapter)
-        slot = 0 if its_adapter is None else its_adapter.slot
+        self._require_open()
+        its_adapter, slot = self._wanted(adapter)
         self._guest_slots.append(slot)
         try:
             yield its_adapter
@@ -192,6 +188,15 @@ class AsyncEngine:
         if self._thread.is_alive:
             await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
         self._fail_calls(lambda: EngineDead("the engine has been stopped"))
+
+    def _require_open(self) -> None:
+        if self._draining:
+            raise ShuttingDown("the server is shutting down and takes no new requests")
+
+    def _wanted(self, adapter: str | None) -> tuple[Adapter | None, int]:
+        """The one of this name, and its slot; 0 = none. Raises InvalidRequest."""
+        found = None if adapter is None else self._adapters().require(adapter)
+        return found, 0 if found is None else found.slot
 
     def _adapters(self) -> Adapters:
         if self.engine.adapters is None:

@@ -8,6 +8,7 @@ from .cross_entropy import linear_cross_entropy
 from .frozen import FrozenTarget, product_type
 from .loop import Losses, Trainee
 from .packing import Packed
+from .target import last_states
 
 
 class DraftTrainee(Trainee):
@@ -32,9 +33,7 @@ class DraftTrainee(Trainee):
         labels, answers = batch.ahead(1)
         weights = answers + self.read_weight * (batch.inside(1) - answers)
         rows = weights.nonzero()[:, 0]
-        hidden = self.model.model(
-            input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, bounds=batch.bounds,
-        ).last_hidden_state[0, rows]
+        hidden = last_states(self.model, batch)[rows]
         dtype = product_type(hidden)
         teacher = None
         if self.teacher_weight:

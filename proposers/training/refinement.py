@@ -14,6 +14,7 @@ from .cross_entropy import linear_cross_entropy
 from .frozen import product_type
 from .loop import Losses, Trainee
 from .packing import Packed
+from .target import last_states
 
 UNLEARNING = 0.5                     # weight of a token to be unlearned; one to be learned has 1
 SUREST = 0.999                       # probability beyond which there is no gradient: it would be without bound
@@ -27,9 +28,7 @@ class RefinementTrainee(Trainee):
         self.model = model
 
     def loss(self, batch: Packed) -> Losses:
-        hidden = self.model.model(
-            input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, bounds=batch.bounds,
-        ).last_hidden_state[0]
+        hidden = last_states(self.model, batch)
         labels, weights = batch.ahead(1)
         total, _ = linear_cross_entropy(hidden.to(product_type(hidden)), self.model.lm_head.weight, labels, weights)
         weight = float(weights.sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from . import packed_attention
@@ -53,14 +54,19 @@ class TargetTrainee(Trainee):
         self.model, self.read_weight = model, read_weight
 
     def loss(self, batch: Packed) -> Losses:
-        hidden = self.model.model(
-            input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, bounds=batch.bounds,
-        ).last_hidden_state[0]
+        hidden = last_states(self.model, batch)
         labels, answers = batch.ahead(1)
         weights = answers + self.read_weight * (batch.inside(1) - answers)
         total, right = linear_cross_entropy(hidden.to(product_type(hidden)), self.model.lm_head.weight, labels, weights)
         weight = float(weights.sum())
         return Losses(total, weight, {"loss": (float(total.detach()), weight), "accuracy": (float(right.sum()), weight)})
+
+
+def last_states(model: LlamaForCausalLM, batch: Packed) -> Tensor:
+    """[N, hidden] behind the last norm, of a model with packed attention."""
+    return model.model(
+        input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, bounds=batch.bounds,
+    ).last_hidden_state[0]
 
 
 def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

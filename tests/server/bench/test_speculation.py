@@ -69,9 +69,3 @@ def test_mistakes_are_told_in_one_line(tiny_target: Path, flags: list[str], word
     assert main([str(tiny_target), *FLAGS, "--k", "1,3", *flags]) == 78
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("foretoken: error:")]
     assert len(lines) == 1 and words in lines[0]
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    assert "examples:" in capsys.readouterr().out

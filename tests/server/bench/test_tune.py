@@ -74,9 +74,3 @@ def test_somebody_elses_file_is_not_written_over(tmp_path: Path, capsys: pytest.
     assert "did not write it" in capsys.readouterr().err
     assert main(["--out", str(tmp_path / "no" / "x.yaml")]) == 78
     assert "there is no folder" in capsys.readouterr().err
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    assert "examples:" in capsys.readouterr().out
