@@ -114,20 +114,22 @@ def ernie4_5_moe(d: DecoderBuilder) -> Program:
 
 def hunyuan_moe(d: DecoderBuilder) -> Program:
     """Hunyuan with experts (Hunyuan-A13B: Tencent 2025), and an MLP that all tokens have; norms over heads, behind the rotation."""
-    d.refuse("layer_types", "sliding_window")
-    d.attention_names = ("query_layernorm", "key_layernorm", "o_proj")
-    rope, bias = d.rope(), d.flag("attention_bias")
     count, d.config["num_experts_per_tok"] = (_of_all_layers(d, name) for name in ("num_experts", "moe_topk"))
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias, norm_last=True)
 
     def mlp(i: int, x: str) -> str:
         name = f"{layer(i)}.mlp"
         some = d.experts(name, x, count, d.intermediate_size, True, PARTS, router="gate.wg")
         return d.add(some, d.gated_mlp(f"{name}.shared_mlp", x, d.intermediate_size), f"{name}.mixed")
 
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return d.finish(pre_norm(d, d.embed(), hunyuan_attention(d), mlp))
+
+
+def hunyuan_attention(d: DecoderBuilder) -> Block:
+    """With norms over heads, behind the rotation."""
+    d.refuse("layer_types", "sliding_window")
+    d.attention_names = ("query_layernorm", "key_layernorm", "o_proj")
+    rope, bias = d.rope(), d.flag("attention_bias")
+    return lambda i, x: d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias, norm_last=True)
 
 
 def _of_all_layers(d: DecoderBuilder, setting: str) -> int:
@@ -197,18 +199,20 @@ def dots1(d: DecoderBuilder) -> Program:
 
 def exaone_moe(d: DecoderBuilder) -> Program:
     """K-EXAONE (LG AI Research 2026): where some layers slide, the others do not rotate."""
-    rope, windows = d.rope(), d.windows()
-    never_slides = d.window() is None
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x), rope if never_slides or windows[i] else "", windows[i], head_norms=True)
 
     def mlp(i: int, x: str) -> str:
         if d.config["mlp_layer_types"][i] != "sparse":
             return d.mlp(i, x)
         return experts_and_shared(d, i, x, ("num_experts", "num_shared_experts"), correction="e_score_correction_bias")
 
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return d.finish(pre_norm(d, d.embed(), exaone_attention(d), mlp))
+
+
+def exaone_attention(d: DecoderBuilder) -> Block:
+    """Where some layers slide, the others do not rotate."""
+    rope, windows = d.rope(), d.windows()
+    never_slides = d.window() is None
+    return lambda i, x: d.attend(i, d.qkv(i, x), rope if never_slides or windows[i] else "", windows[i], head_norms=True)
 
 
 def hy_v3(d: DecoderBuilder) -> Program:

@@ -15,10 +15,12 @@ from .expert_families import (
     afmoe,
     dots1,
     ernie4_5_moe,
+    exaone_attention,
     exaone_moe,
     glm4_moe,
     gpt_oss,
     granite_moe,
+    hunyuan_attention,
     hunyuan_moe,
     hy_v3,
     minimax_m2,
@@ -116,14 +118,7 @@ def _llama(d: DecoderBuilder, bias: bool, out_bias: bool, mlp_bias: bool, pairs:
 
 def hunyuan(d: DecoderBuilder) -> Program:
     """Hunyuan (Tencent 2025) without experts: Llama with norms over heads, behind the rotation."""
-    d.refuse("layer_types", "sliding_window")
-    d.attention_names = ("query_layernorm", "key_layernorm", "o_proj")
-    rope, bias = d.rope(), d.flag("attention_bias")
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias, norm_last=True)
-
-    return d.finish(pre_norm(d, d.embed(), attention, d.mlp))
+    return d.finish(pre_norm(d, d.embed(), hunyuan_attention(d), d.mlp))
 
 
 def glm(d: DecoderBuilder) -> Program:
@@ -232,13 +227,7 @@ def olmo3(d: DecoderBuilder) -> Program:
 
 def exaone4(d: DecoderBuilder) -> Program:
     """EXAONE 4.0 (LG AI Research 2025): norms behind attention and MLP; where some layers slide, the others do not rotate."""
-    rope, windows = d.rope(), d.windows()
-    never_slides = d.window() is None
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x), rope if never_slides or windows[i] else "", windows[i], head_norms=True)
-
-    return d.finish(post_norm(d, d.embed(), attention, d.mlp))
+    return d.finish(post_norm(d, d.embed(), exaone_attention(d), d.mlp))
 
 
 def gemma(d: DecoderBuilder) -> Program:
