@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ..engine.request import TokenDelta
 from .generation import Generation
-from .logprobs import CompletionLogprobs, Place, annotated, prompt_logprobs
+from .logprobs import CompletionLogprobs, annotated, prompt_logprobs
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
@@ -49,8 +49,8 @@ class CompletionShape:
         self._created = int(time.time())
         self._spell = serving.token_text.as_ids() if body.return_tokens_as_token_ids else serving.token_text
         self._proposer_names = serving.proposer_names if options.include_speculation else None
-        hidden = serving.token_text.special_ids if generation.params.skip_special_tokens else ()
-        self._places = [Place(hidden) for _ in self._prompts]  # of each choice's next token, for streamed logprobs
+        # Of each choice's next token, for streamed logprobs.
+        self._places = [serving.token_text.place(generation.params) for _ in self._prompts]
 
     def envelope(self, *, chunk: bool) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..engine.prompt_logprobs import PromptLogprobs
-from ..engine.request import TokenDelta
+from ..engine.request import SamplingParams, TokenDelta
 from ..engine.token_bytes import TokenBytes
 
 
@@ -20,9 +20,9 @@ class TokenText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._bytes = TokenBytes(tokenizer)
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._bytes.special_ids
+    def place(self, params: SamplingParams) -> Place:
+        """Of a choice's first token."""
+        return Place(self._bytes.special_ids if params.skip_special_tokens else ())
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
         """(text, bytes). Bytes that are no text are spelled bytes:\\xe2\\x96, as OpenAI does: so alternatives stay distinct."""

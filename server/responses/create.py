@@ -60,7 +60,7 @@ class Responses:
             generation = await serving.generation(request, asked, [chat.prompt.token_ids], chat.params, id_prefix="resp_")
         response = body.described(generation.request_id, model, store is not None)
         names = serving.proposer_names if options.include_speculation else None
-        writer = Writer(response, chat.new_reply(), serving.token_text, names, namespaces(body.tools))
+        writer = Writer(response, chat.new_reply(), serving.token_text, chat.params, names, namespaces(body.tools))
         answer = Answer(generation, writer, store, request.state.tenant, input, body.previous_response_id)
         if body.background:
             request.state.generation = None  # for the log: it is not over when this request is

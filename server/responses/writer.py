@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from ...engine.request import FinishReason, TokenDelta
+from ...engine.request import FinishReason, SamplingParams, TokenDelta
 from ..errors import ApiError
 from ..generation import Generation
 from ..logprobs import TokenText, chat_logprobs, speculation
@@ -32,12 +33,14 @@ class Writer:
         response: dict[str, Any],
         reply: Reply,
         spell: TokenText,
+        params: SamplingParams,
         proposer_names: Sequence[str] | None,
         namespaces: Mapping[str, tuple[str, str]],
     ) -> None:
         self.response = response
         self.reply = reply
         self._spell = spell
+        self._place, self._num_chars = spell.place(params), 0  # of the next token, and before the next delta
         self._proposer_names = proposer_names  # None: nobody asked who guessed the tokens
         self._namespaces = namespaces
         self._number = 0
@@ -57,17 +60,24 @@ class Writer:
         return [*events, self._lifecycle("in_progress")]
 
     def write(self, delta: TokenDelta) -> list[Event]:
-        if delta.logprobs is not None and (said := chat_logprobs(delta, self._spell)):
-            self._logprobs += said["content"]
-        if self._proposer_names is not None:
-            self._sources += speculation(delta, self._proposer_names)
+        said, names, events, at = chat_logprobs(delta, self._spell), self._proposer_names, list[Event](), 0
+        logprobs, sources = said["content"] if said else [], speculation(delta, names) if names is not None else []
+        for i, token in enumerate(delta.token_ids if logprobs or sources else ()):
+            # First the text before it: whose item a token is must not depend on its step.
+            end = max(at, self._place.next(token, self._spell(token)[1]) - self._num_chars)
+            events += self._read(replace(delta, token_ids=[], text=delta.text[at:end], finish_reason=None))
+            self._logprobs += logprobs[i : i + 1]
+            self._sources += sources[i : i + 1]
+            at = end
+        self._num_chars += len(delta.text)
         self._finish_reason = delta.finish_reason
-        events: list[Event] = []
-        for part in self.reply.feed(delta):
-            events += self._part(part)
+        events += self._read(replace(delta, text=delta.text[at:]))
         if delta.finish_reason == "stop" and self._item is not None and self._item.kind == "function_call":
             self._is_cut_call = self.reply.finish_reason(delta) != "tool_calls"
         return events
+
+    def _read(self, delta: TokenDelta) -> list[Event]:
+        return [event for part in self.reply.feed(delta) for event in self._part(part)]
 
     def finish(self, generation: Generation) -> list[Event]:
         """The end, however it was reached: a generation that was closed before its end was cancelled. `last` comes behind it."""

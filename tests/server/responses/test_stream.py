@@ -110,6 +110,12 @@ def test_logprobs_and_who_guessed_come_with_the_text(api: TestClient, fake: Fake
     assert told == [None if at % 2 == 0 else "ngram" for at in range(len(fake.tokenizer.encode(fake.reply)))]
 
 
+def test_a_message_has_no_tokens_of_the_call_that_its_last_step_began(api: TestClient, fake: FakeEngine) -> None:
+    fake.reply = THOUGHT_AND_CALL
+    logprobs = create(api, top_logprobs=1, tools=TOOLS, **THINKING)["output"][1]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in logprobs).endswith("So.")
+
+
 @pytest.mark.parametrize("reply", ["The quick ", "The quick", "T", ""])
 def test_the_end_token_counts_among_the_logprobs_in_whatever_step_it_comes(api: TestClient, fake: FakeEngine, reply: str) -> None:
     """Two tokens are a step: here the last one is the end token alone, there it comes behind a text."""
