@@ -280,8 +280,10 @@ class Scheduler:
         self._enqueue(request)
 
     def _room(self, request: Request, max_tokens: int) -> int:
-        """Draft tokens that its length leaves: k guesses yield up to k + 1 tokens, no more than may still come."""
-        return max(0, min(self._most_new(request) - 1, max_tokens, self.most_guesses))
+        """Draft tokens that the context leaves, if more than the target's own may still come: k guesses yield up to k + 1 tokens."""
+        if self._most_new(request) < 2:
+            return 0
+        return min(self.max_model_len - len(request.token_ids) - 1, max_tokens, self.most_guesses)
 
     def _most_new(self, request: Request) -> int:
         """Tokens that may still come."""
@@ -295,7 +297,8 @@ class Scheduler:
             if request.request_id in scheduled:
                 num_new = scheduled[request.request_id]
                 reaches_end = request.num_computed_tokens + num_new == len(request.token_ids)
-                wishes.append(Wish(request, num_new, self._room(request, limits.max_tokens) if reaches_end and budget else 0))
+                room = self._room(request, limits.max_tokens) if reaches_end and budget else 0
+                wishes.append(Wish(request, num_new, room, self._most_new(request) - 1))
         rows: list[RowGrant] = []
         most_ahead = max(self.lookahead, self.guessing_lookahead)
         shares = self.controller.share(wishes, limits, budget)
@@ -358,4 +361,4 @@ class Scheduler:
         request = wish.request
         if request.grammar is None or wish.room <= 0 or not self.controller.assign(request)[1]:
             return []
-        return request.grammar.forced(min(limit, self._room(request, MAX_TREE_TOKENS)))
+        return request.grammar.forced(min(limit, wish.depth, self._room(request, MAX_TREE_TOKENS)))

@@ -421,7 +421,7 @@ class AdaptivePolicy:
                 trials[row.proposer] += 1
                 if trials[row.proposer] > TRIAL_ROWS:
                     continue
-            if ceiling := min(wish.room, row.ceiling):
+            if ceiling := min(wish.most(acceptance.is_tree), row.ceiling):
                 places.append(i)
                 candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
         return answer, places, candidates

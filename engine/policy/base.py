@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ...kernels.layout import MAX_TREE_TOKENS
 from ...kernels.record import record
 from ...proposers.base import Draft, Look
 from ...proposers.config import SpeculativeConfig
@@ -49,11 +50,16 @@ class Wish:
 
     request: Request
     num_scheduled: int
-    room: int  # most guesses that its length and the step's limits leave; 0 if it does not reach its last known token
+    room: int  # most guesses that the context and the step's limits leave; 0 if it does not reach its last known token
+    depth: int = MAX_TREE_TOKENS  # most guesses behind one another: tokens that may still come, less the target's own
 
     @property
     def samples(self) -> bool:
         return self.request.num_computed_tokens + self.num_scheduled == len(self.request.token_ids)
+
+    def most(self, is_tree: bool) -> int:
+        """Guesses of a draft: what branches may have more of them than tokens are still to come."""
+        return self.room if is_tree else min(self.room, self.depth)
 
 
 @record

@@ -103,6 +103,20 @@ def test_a_drafter_that_is_unsure_of_good_guesses_is_found_out() -> None:
     assert verified[0] == 3 and sum(map(bool, verified)) > 50 and sum(verified[-20:]) >= 40
 
 
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_a_tree_may_have_more_guesses_than_tokens_are_to_come(is_adaptive: bool) -> None:
+    """A chain may not, and nobody knows that guesses branch before they do."""
+    costs = CostTable(CostFigures({tokens: 0.01 for tokens in LADDER}, draft={"eagle": {(1, 1): 1e-6, (9, 1): 1e-6}}), ("eagle",), 64)
+    controller = Controller(SpeculativeConfig(), (ProposerInfo("eagle", 9),), costs if is_adaptive else None)
+    request = a_request("r", 1)
+    for parents, most in (([-1, 0, 1], 3), ([-1, 0, -1], 3), ([-1], 9)):
+        controller.look([request])
+        ((_, k),) = controller.share([Wish(request, 1, 16, 3)], controller.limits(1), 16)
+        assert k == most
+        row = PlanRow(request, 1, 1, [5] * len(parents), parents, [0] * len(parents), [0], samples=True)
+        controller.observe(StepPlan([row], 4), Verdict([RowVerdict([0], [5, 6])]), 0.0, StepTimes(0.01, (0.0,)))
+
+
 def test_steps_without_guesses_are_no_slower_than_they_are() -> None:
     """The estimated speed-up goes to 1 where nobody guesses any more, however long such steps take."""
     figures = CostFigures({tokens: 0.01 for tokens in LADDER}, draft={"ngram": {(1, 1): 1e-6, (3, 1): 1e-6}})
