@@ -298,7 +298,7 @@ class Scheduler:
                 num_new = scheduled[request.request_id]
                 reaches_end = request.num_computed_tokens + num_new == len(request.token_ids)
                 room = self._room(request, limits.max_tokens) if reaches_end and budget else 0
-                wishes.append(Wish(request, num_new, room, self._most_new(request) - 1))
+                wishes.append(Wish(request, num_new, room, max(0, self._most_new(request) - 1)))
         rows: list[RowGrant] = []
         most_ahead = max(self.lookahead, self.guessing_lookahead)
         shares = self.controller.share(wishes, limits, budget)
