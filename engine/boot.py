@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,7 @@ from .request import Request
 from .rounds import Lookups, Rounds
 from .runner import Runner
 from .sampler import full_logits_wanted
+from .sampling_defaults import sampling_defaults
 from .scheduler import Scheduler
 from .shaped_steps import ShapedSteps
 from .verifier import Verifier
@@ -63,6 +64,7 @@ class Engine:
     proposer_names: tuple[str, ...]  # in the order of TokenDelta.sources
     learned: tuple[str, ...]  # those whose guesses depend on weights from a folder
     banner: tuple[str, ...]  # lines for people: what is served, by what means, and why
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams for requests that leave them out
     adapters: Adapters | None = None  # None = none are served
 
     @property
@@ -86,6 +88,7 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
     native.set_threads(config.model.threads or native.usable_cores())
     through_adapters = [drafter for drafter in configured if isinstance(drafter, UnoConfig)]
     model = load_model(config.model, progress, room=room_for(config.adapters, through_adapters, progress))
+    sampling = sampling_defaults(model.path, config.model)
     adapters = _load_adapters(config, model, len(through_adapters), progress)
     torch.set_num_threads(_torch_threads(config.model, model))
     speculative, why, drafters = _choose_and_load(config, model, progress)
@@ -121,9 +124,10 @@ def boot(config: EngineConfig, progress: Progress = lambda line: None) -> Engine
         + (": the cache limits a request; kv_cache_gb enlarges it" if capacity < model.max_model_len else ""),
         *(() if drafters.states is None else (f"states      {drafters.states.describe()}",)),
         *(() if adapters is None else (f"adapters    {adapters.describe()}",)),
+        *(() if not sampling else (f"sampling    {', '.join(f'{k} {v}' for k, v in sampling.items())} where requests do not say",)),
         *_gpu_lines(model, drafters),
     )
-    return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner, adapters)
+    return Engine(core, model, intake, config, speculative, proposers.names, drafters.learned, banner, sampling, adapters)
 
 
 def _choose_and_load(config: EngineConfig, model: LoadedModel, progress: Progress) -> tuple[SpeculativeConfig, str, Drafters]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..kernels.native_abi import MAX_THREADS
 from ..proposers.config import EMBEDDED_MODEL, SpeculativeConfig
@@ -43,6 +45,8 @@ class ModelConfig:
     kv_cache_dtype: str = "auto"  # auto = dtype; int8 (CPU); fp8 (GPU); float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int | None = None  # of the seeds of requests without one; None = random ones
+    generation_config: str = "auto"  # whose file recommends how tokens are chosen: auto = the model's, a folder's, vllm = nobody's
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)  # goes before the file's
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:

@@ -26,7 +26,6 @@ from .interrupts import interrupts_held_back
 from .llm_metrics import Metric, read
 from .llm_options import engine_config
 from .llm_prompts import Message, ParsedPrompt, Prompt, naming, parse_conversations, parse_prompts, turn_of
-from .model_folder import read_json
 from .outputs import EmbeddingOutput, EmbeddingRequestOutput, GrowingOutput, RequestOutput
 from .request import Adapter, LoRARequest, Request, SamplingParams
 from .stats import EngineStats
@@ -41,8 +40,6 @@ Bar = bool | Callable[..., Any]
 """Whether a call shows a bar, or what makes it, such as partial(tqdm, leave=False)."""
 
 BAR_INTERVAL_S = 0.2
-RECOMMENDED = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
-
 
 @dataclass(frozen=True)
 class Job:
@@ -78,7 +75,6 @@ class LLM:
         finally:
             torch.set_num_threads(before)
         self._close = weakref.finalize(self, self._engine.core.close)  # at the latest when the process ends
-        self._has_defaults = options.get("generation_config") != "vllm"
         self._num_prompts = 0
         self._turn = threading.Lock()
 
@@ -186,8 +182,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends; generation_config="vllm" switches that off."""
-        said = (self._has_defaults and read_json(self._running().model.path, "generation_config.json")) or {}
-        return SamplingParams(**{ours: said[name] for name, ours in RECOMMENDED.items() if said.get(name) is not None})
+        return SamplingParams(**self._running().sampling)
 
     @property
     def model_config(self) -> LoadedModel:

@@ -32,9 +32,9 @@ ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_s
 OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED, "device", "batch_invariant"),
-    *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step"),
+    *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "generation_config", "override_generation_config"),
     *("enable_lora", "max_loras", "max_lora_rank"),
-    *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", "generation_config", *ONE_DEVICE),
+    *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", *ONE_DEVICE),
 )
 IGNORED = frozenset(
     {flag.lstrip("-").replace("-", "_") for flag in SWITCHES | TAKING_A_VALUE | TAKING_VALUES} | {"attention_config", "reasoning_parser"}
@@ -63,8 +63,8 @@ def engine_config(
     for name in ONE_DEVICE:
         if values.get(name, 1) != 1:
             raise ConfigError(f"{name} {values[name]!r} is not available: an engine uses one device; found here: {devices_found()}")
-    if values.get("generation_config", "auto") not in ("auto", "vllm"):
-        raise ConfigError("generation_config is 'auto', the model's own defaults of sampling, or 'vllm', none")
+    if not isinstance(values.get("override_generation_config", {}), Mapping):
+        raise ConfigError("override_generation_config must be a dict, such as {'temperature': 0.6}")
     _require(values, COUNTS, "a positive integer", Integral, lambda value: value > 0)
     _require(values, ("seed",), "an integer", Integral, lambda _: True)
     values |= {name: int(values[name]) for name in (*COUNTS, "seed") if name in values}  # numpy's too

@@ -31,7 +31,7 @@ TAKING_A_VALUE = frozenset(
     --dbo-decode-token-threshold --dbo-prefill-token-threshold --decode-context-parallel-size -dcp
     --default-chat-template-kwargs --disable-access-log-for-endpoints --distributed-executor-backend --download-dir
     --eplb-config --eplb-step-interval --eplb-window-size --expert-placement-strategy --fingerprint-mode --fingerprint-value
-    --generation-config --guided-decoding-backend --h11-max-header-count --h11-max-incomplete-event-size --hf-config-path
+    --guided-decoding-backend --h11-max-header-count --h11-max-incomplete-event-size --hf-config-path
     --hf-overrides --hf-token --io-processor-plugin --kv-events-config --kv-transfer-config --limit-mm-per-prompt
     --load-format --log-config-file --logits-processor-pattern --logprobs-mode --long-lora-scaling-factors
     --long-prefill-token-threshold --lora-dtype --lora-extra-vocab-size --mamba-block-size --mamba-cache-dtype
@@ -41,7 +41,7 @@ TAKING_A_VALUE = frozenset(
     --middleware --mm-encoder-attn-backend --mm-encoder-tp-mode --mm-processor-cache-gb --mm-processor-cache-type
     --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --model-impl --model-loader-extra-config --num-lookahead-slots
     --num-redundant-experts --num-scheduler-steps --otlp-traces-endpoint --override-attention-dtype
-    --override-generation-config --override-neuron-config --override-pooler-config --per-request-spec-decode-metrics --performance-mode
+    --override-neuron-config --override-pooler-config --per-request-spec-decode-metrics --performance-mode
     --pooler-config
     --preemption-mode --prefix-caching-hash-algo --pt-load-map-location --qlora-adapter-name-or-path
     --renderer-num-workers --response-role --root-path --rope-scaling --rope-theta --runner --safetensors-load-strategy
@@ -62,11 +62,9 @@ NOTES = {
     "--block-size": "cache blocks hold 16 tokens",
     "--chat-template": "the template of the model folder is used",
     **dict.fromkeys(["--hf-overrides", "--rope-scaling", "--rope-theta"], "config.json is read as it is"),
-    "--generation-config": "sampling defaults are those of the API",
     "--load-format": "weights are read from safetensors",
     "--lora-dtype": "adapters have the model's dtype",
     "--max-cpu-loras": "all adapters are where the model is; --max-loras says how many",
-    "--override-generation-config": "requests say how tokens are chosen",
     "--tokenizer": "the tokenizer of the model folder is used",
     "--trust-remote-code": "code from a model folder is never run",
     "--uds": "the server listens on --host and --port",

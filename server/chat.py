@@ -47,7 +47,7 @@ class Chat:
 
 async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
     """Raises ApiError, InvalidRequest."""
-    params = body.to_sampling_params()
+    params = body.to_sampling_params(serving.sampling)
     offer, formats = body.offer(), serving.reply_formats
     tools = formats.of_tools(offer)
     if formats.needs_special_tokens(tools):
@@ -61,6 +61,9 @@ async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
     )
     if body.truncate_prompt_tokens is not None:
         prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
+    most = serving.sampling.get("max_tokens")
+    if params.max_tokens is None and most is not None and most < serving.max_tokens - len(prompt.token_ids):
+        params = replace(params, max_tokens=most)
     thinking, work = formats.thinking(body.thinking_budget, prompt), partial(formats.grammar, params.grammar, tools, offer, prompt)
     is_long = tools is not None or len(params.grammar.text if params.grammar else "") > OFF_LOOP_CHARS
     grammar = await asyncio.to_thread(work) if is_long else work()  # up to 0.1 s

@@ -21,7 +21,7 @@ async def create_completion(request: Request, serving: Serving) -> Response:
     body = await serving.read(request, CompletionRequest)
     model = serving.require_model(body.model)
     options = serving.stream_options(body)
-    params = body.to_sampling_params()
+    params = body.to_sampling_params(serving.sampling)
     serving.require_room(len(body.prompt), params.n)
     encoded = [await _token_ids(prompt, body, serving) for prompt in body.prompt]
     prompts = [body.truncated(token_ids, serving.max_tokens, params.max_tokens) for token_ids in encoded]

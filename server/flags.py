@@ -36,6 +36,7 @@ ELSEWHERE = {
     "--speculative-eagle-topk": '"eagle_topk" in --speculative-config',
     **dict.fromkeys(["--draft-p-min", "--spec-draft-p-min"], '"confidence_threshold" in --speculative-config'),
     "--uno-lora-path": '"uno_lora_path" in --speculative-config',
+    "--sampling-defaults": "--generation-config",
     **dict.fromkeys(["--model-path", "--model-id", "-m"], "--model"),
     **dict.fromkeys(["--ctx-size", "-c", "--context-length", "--session-len"], "--max-model-len"),
     **dict.fromkeys(["--parallel", "-np", "--max-running-requests", "--max-batch-size"], "--max-num-seqs"),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from ..engine.config import AdapterModule
 
@@ -91,6 +91,16 @@ def seconds(text: str) -> float:
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number
+
+
+def settings(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return cast(dict[str, Any], value)
 
 
 def temperature(text: str) -> float:

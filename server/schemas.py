@@ -87,7 +87,7 @@ class Prediction(OpenAIObject):
 
 
 class GenerationRequest(OpenAIObject):
-    """What both generating routes share. A field that is null or missing has SamplingParams' default."""
+    """What both generating routes share. A field that is null or missing has the model's default, or SamplingParams'."""
 
     model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=any_name))
 
@@ -128,8 +128,8 @@ class GenerationRequest(OpenAIObject):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
-    def sampling_params(self, **settled: Any) -> SamplingParams:
-        """`settled` are the fields that the routes spell differently. Raises InvalidRequest."""
+    def sampling_params(self, defaults: Mapping[str, Any], **settled: Any) -> SamplingParams:
+        """defaults: as Engine.sampling. `settled` are the fields that the routes spell differently. Raises InvalidRequest."""
         if self.best_of not in (None, self.n or 1):
             raise unsupported("best_of", "best_of other than n")
         given = {name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None}
@@ -143,7 +143,7 @@ class GenerationRequest(OpenAIObject):
             given["grammar"] = grammar
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(400, "prompt_logprobs come with whole answers only; leave out one of both", param="prompt_logprobs")
-        return SamplingParams(stop=self.stop, **given, **settled)
+        return SamplingParams(**{**defaults, "stop": self.stop, **given, **settled})
 
     def most_tokens(self, default: int | None = None) -> tuple[str, int | None]:
         """The longest output under the name that it came by, the newer one first; None = as many as fit."""
@@ -227,7 +227,7 @@ class ChatRequest(GenerationRequest):
     def includes_reasoning(self) -> bool:
         return self.include_reasoning is not False and not (self.reasoning is not None and self.reasoning.exclude)
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = {}) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:  # clients that write out every default send 0
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_LOGPROBS:
@@ -235,7 +235,7 @@ class ChatRequest(GenerationRequest):
         name, max_tokens = self.most_tokens()
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(400, f"{name} must be at least 1, not {max_tokens}", param=name)
-        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        return self.sampling_params(defaults, max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 
 class CompletionRequest(GenerationRequest):
@@ -244,11 +244,11 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     add_special_tokens: bool | None = None
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, Any] = {}) -> SamplingParams:
         name, max_tokens = self.most_tokens(default=16)
         if max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
             raise ApiError(400, f"{name} 0 needs echo or prompt_logprobs: nothing else would be in the answer", param=name)
-        params = self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+        params = self.sampling_params(defaults, max_tokens=max_tokens, logprobs=self.logprobs)
         if self.echoes_logprobs and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=self.logprobs)
         return params

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from .help_format import HelpFormatter
-from .option_forms import adapters, count, key, name, origins, port, positive, seconds, share
+from .option_forms import adapters, count, key, name, origins, port, positive, seconds, settings, share
 from .reasoning import REASONING_FORMATS
 from .tools.formats import FORMATS, NO_PARSER
 
@@ -196,6 +196,8 @@ class ServeParser(argparse.ArgumentParser):
             "--reasoning-parser", choices=[*REASONING_FORMATS, NO_PARSER], metavar="NAME",
             help=f"how it marks reasoning: {', '.join((*REASONING_FORMATS, NO_PARSER))} [what its chat template says]",
         )  # fmt: skip
+        add("--generation-config", metavar="FROM", help="sampling by default: auto, vllm (none) or a FOLDER's [the model's]")
+        add("--override-generation-config", type=settings, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails [600]")
         add("--response-store", metavar="PATH", help="a file that keeps /v1/responses across restarts; memory, or none [memory]")
         add("--max-stored-responses", type=count, metavar="N", help="more, and the least recently used go [10000]")

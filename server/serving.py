@@ -57,6 +57,7 @@ class Serving:
         self.config = config
         self.names = ModelNames(config.served_model_names or (loaded.model.name,), loaded.adapters)
         self.max_model_len = loaded.model.max_model_len
+        self.sampling = loaded.sampling
         self.max_tokens = loaded.intake.max_tokens  # of one request, prompt and output together
         self.proposer_names = loaded.proposer_names
         self.metrics = Metrics(engine.stats, self.names.own[0], self.proposer_names, loaded.max_loras)

@@ -15,6 +15,9 @@ from .loop import Losses, Trainee
 from .packing import Packed
 from .tokenizer import END_OF_TEXT
 
+TEMPERATURE = 0.7
+"""That is recommended: at 1 such a small model strays."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -76,6 +79,8 @@ def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
     half.generation_config = GenerationConfig(
         eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TEXT)],
         pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=TEMPERATURE,
     )
     half.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -58,7 +58,7 @@ class Responses:
         with our_names():
             chat = await self._read(asked, body)
             generation = await serving.generation(request, asked, [chat.prompt.token_ids], chat.params, id_prefix="resp_")
-        response = body.described(generation.request_id, model, store is not None)
+        response = body.described(generation.request_id, model, store is not None, chat.params)
         names = serving.proposer_names if options.include_speculation else None
         writer = Writer(response, chat.new_reply(), serving.token_text, chat.params, names, namespaces(body.tools))
         answer = Answer(generation, writer, store, request.state.tenant, input, body.previous_response_id)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import PydanticCustomError
 
 from ...engine.errors import InvalidRequest
+from ...engine.request import SamplingParams
 from ..chat_messages import Message
 from ..errors import ApiError, from_engine, unsupported
 from ..request_base import OpenAIObject
@@ -99,7 +100,7 @@ class ResponseRequest(GenerationRequest):
             raise ApiError(400, "a response in the background must be stored: leave store out", param="background")
         return self
 
-    def described(self, id: str, model: str, stored: bool) -> dict[str, Any]:
+    def described(self, id: str, model: str, stored: bool, params: SamplingParams) -> dict[str, Any]:
         """A response without an output, with what was asked as it was understood."""
         text, reasoning = self.text, self.reasoning
         return {
@@ -123,12 +124,12 @@ class ResponseRequest(GenerationRequest):
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
             "store": stored,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": params.temperature,
             "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": (text and text.verbosity) or "medium"},
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools,
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": params.top_p,
             "truncation": self.truncation or "disabled",
             "usage": None,
             "user": self.user,

@@ -64,6 +64,7 @@ class FakeEngine:
     num_guests: int = 0
     typical: Typical | None = None  # a lossy rule, if it is to be on
     cache_tokens: int = 512
+    sampling: dict[str, Any] = field(default_factory=dict)
 
     @property
     def engine(self) -> SimpleNamespace:
@@ -71,7 +72,7 @@ class FakeEngine:
         speculative = SpeculativeConfig(proposers=(NgramConfig(num_speculative_tokens=5),), typical=self.typical)
         return SimpleNamespace(
             model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, num_spec_tokens=5,
-            intake=self.intake, adapters=None, max_loras=None,
+            intake=self.intake, adapters=None, max_loras=None, sampling=self.sampling,
         )  # fmt: skip
 
     @property
