@@ -29,7 +29,7 @@ TAKING_A_VALUE = frozenset(
     --compilation-config -cc -O --config-format --convert --cpu-offload-gb --data-parallel-address -dpa --data-parallel-backend -dpb
     --data-parallel-rank -dpn --data-parallel-rpc-port -dpp --data-parallel-size-local -dpl --data-parallel-start-rank -dpr
     --dbo-decode-token-threshold --dbo-prefill-token-threshold --decode-context-parallel-size -dcp
-    --default-chat-template-kwargs --disable-access-log-for-endpoints --distributed-executor-backend --download-dir
+    --disable-access-log-for-endpoints --distributed-executor-backend --download-dir
     --eplb-config --eplb-step-interval --eplb-window-size --expert-placement-strategy --fingerprint-mode --fingerprint-value
     --guided-decoding-backend --h11-max-header-count --h11-max-incomplete-event-size --hf-config-path
     --hf-overrides --hf-token --io-processor-plugin --kv-events-config --kv-transfer-config --limit-mm-per-prompt

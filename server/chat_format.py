@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..engine.chat_template import ChatTemplate
 from ..engine.chat_turns import Written
+from ..engine.errors import ConfigError
 from .chat_messages import Message
 from .errors import ApiError
 from .tools.parser import Tool
@@ -53,7 +54,12 @@ class ChatFormat:
         encode: Callable[[str, bool, str], list[int]],
         written: Written | None = None,
         threads: Executor | None = None,
+        defaults: Mapping[str, Any] = {},
     ) -> None:
+        """defaults: chat_template_kwargs of requests that do not name them. Raises ConfigError."""
+        if mistake := _mistake(defaults):
+            raise ConfigError(f"default_{mistake}")
+        self._defaults = defaults
         self._tokenizer = tokenizer
         self._encode = encode
         self._threads = threads
@@ -82,7 +88,9 @@ class ChatFormat:
         if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
             message = "continue_final_message needs a last message of the assistant, without tool_calls"
             raise ApiError(400, message, param="continue_final_message")
-        kwargs = _checked_kwargs(template_kwargs or {})
+        if mistake := _mistake(template_kwargs or {}):
+            raise ApiError(400, mistake, param="chat_template_kwargs")
+        kwargs = {**self._defaults, **(template_kwargs or {})}
         chars = sum(len(message.text) + TURN_CHARS for message in messages)
 
         def work() -> ChatPrompt:
@@ -109,10 +117,8 @@ class ChatFormat:
         return self._template.render(turns, generates=generates, continues=continues, tools=tools, kwargs=kwargs)
 
 
-def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _mistake(kwargs: Mapping[str, Any]) -> str:
     for name, value in kwargs.items():
         if name not in TEMPLATE_KWARGS or (isinstance(value, str) and len(value) > MAX_KWARG_CHARS):
-            known = ", ".join(sorted(TEMPLATE_KWARGS))
-            message = f"chat_template_kwargs takes short values of {known}, not {name[:40]!r}"
-            raise ApiError(400, message, param="chat_template_kwargs")
-    return dict(kwargs)
+            return f"chat_template_kwargs takes short values of {', '.join(sorted(TEMPLATE_KWARGS))}, not {name[:40]!r}"
+    return ""

@@ -76,6 +76,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()  # all names of the model in the API; empty = its own
     tool_call_parser: str | None = None  # how the model writes tool calls; None = what its chat template says
     reasoning_parser: str | None = None  # the same of its reasoning
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of requests that do not name them
     allowed_origins: tuple[str, ...] = ()  # exact origins, or "*"; empty = LOCAL_ORIGINS
     allow_runtime_lora_updating: bool = False  # clients may load and unload adapters
     max_body_bytes: int = 4 * 2**20

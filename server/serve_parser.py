@@ -196,6 +196,10 @@ class ServeParser(argparse.ArgumentParser):
             "--reasoning-parser", choices=[*REASONING_FORMATS, NO_PARSER], metavar="NAME",
             help=f"how it marks reasoning: {', '.join((*REASONING_FORMATS, NO_PARSER))} [what its chat template says]",
         )  # fmt: skip
+        add(
+            "--default-chat-template-kwargs", type=settings, metavar="JSON",
+            help="what its template is told by default, as {\"enable_thinking\": false} [none]",
+        )  # fmt: skip
         add("--generation-config", metavar="FROM", help="sampling by default: auto, vllm (none) or a FOLDER's [the model's]")
         add("--override-generation-config", type=settings, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails [600]")

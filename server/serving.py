@@ -64,7 +64,9 @@ class Serving:
         self.embedder = Embedder(engine)
         self.reply_formats = ReplyFormats(loaded.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.readers = ThreadPoolExecutor(NUM_READERS, "foretoken-reader")
-        self.chat_format = ChatFormat(loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers)
+        self.chat_format = ChatFormat(
+            loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers, config.default_chat_template_kwargs
+        )
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy

@@ -8,6 +8,7 @@ from asking import chunks
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
+from foretoken.engine.errors import ConfigError
 from foretoken.proposers.config import Typical
 from foretoken.server import chat_format, replies
 
@@ -221,7 +222,11 @@ def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine
     monkeypatch.setattr(fake.tokenizer, "chat_template", "{{ enable_thinking }} {{ reasoning_effort }}")
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
     assert client.post(ROUTE, json=CHAT | fields).status_code == 200
-    assert fake.prompt(0) == "False low"
+    defaults = fake.client(default_chat_template_kwargs={"enable_thinking": True, "reasoning_effort": "high"})
+    assert defaults.post(ROUTE, json=CHAT | {"reasoning_effort": "low"}).status_code == 200
+    assert (fake.prompt(0), fake.prompt(1)) == ("False low", "True low")
+    with pytest.raises(ConfigError, match="default_chat_template_kwargs takes .* not 'tokenize'"):
+        fake.client(default_chat_template_kwargs={"tokenize": False})
 
 
 def test_a_text_that_cannot_fit_is_refused_before_tokenizing(client: TestClient, fake: FakeEngine) -> None:

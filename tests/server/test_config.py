@@ -66,6 +66,18 @@ def test_every_flag_reaches_its_setting() -> None:
     assert config.served_model_names == ("a", "b")
 
 
+def test_what_requests_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling, kwargs = '{"temperature": 0.6}', '{"enable_thinking": false}'
+    words = ["--generation-config", "vllm", "--override-generation-config", sampling, f"--default-chat-template-kwargs={kwargs}"]
+    config = ServerConfig.from_cli(words)
+    assert (config.engine.model.generation_config, config.engine.model.override_generation_config) == ("vllm", {"temperature": 0.6})
+    assert config.default_chat_template_kwargs == {"enable_thinking": False} and not capsys.readouterr().err
+    for wrong in ("[1]", "{temperature: 1}"):
+        with pytest.raises(SystemExit):
+            ServerConfig.from_cli(["--override-generation-config", wrong])
+        assert f"{wrong!r} is not a JSON object" in capsys.readouterr().err
+
+
 def test_cache_sizes_in_the_words_of_vllm() -> None:
     assert read("--kv-cache-memory-bytes", 2**29).engine.cache.kv_cache_gb == 0.5
     assert read("--kv-cache-memory-bytes", 2**29, "--kv-cache-gb", 2).engine.cache.kv_cache_gb == 2
