@@ -45,6 +45,7 @@ class ModelConfig:
     kv_cache_dtype: str = "auto"  # auto = dtype; int8 (CPU); fp8 (GPU); float32 and bfloat16 only say what dtype says
     threads: int | None = None  # None = the cores this process may use
     seed: int | None = None  # of the seeds of requests without one; None = random ones
+    chat_template: str | None = None  # a file, or the template itself; None = the model's
     generation_config: str = "auto"  # whose file recommends how tokens are chosen: auto = the model's, a folder's, vllm = nobody's
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)  # goes before the file's
 

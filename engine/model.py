@@ -85,6 +85,8 @@ def load_model(
     tokenizer = _load_tokenizer(folder, whole)
     if tokenizer.chat_template is None:  # models that can see may keep it with what reads their images
         tokenizer.chat_template = (read_json(folder, "chat_template.json") or {}).get("chat_template")
+    if config.chat_template is not None:
+        tokenizer.chat_template = _template(config.chat_template)
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
     executor, plan, adapters = load_executor(folder, hf_config, config, progress, native_quantization, bank, room)
@@ -281,6 +283,16 @@ def _load_tokenizer(folder: Path, hf_config: transformers.PretrainedConfig) -> t
             remedy = f"put tokenizer.json there, or install what reads {files[0].name}: pip install sentencepiece protobuf tiktoken"
             raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {remedy} ({one_line(error)})") from error
         raise ModelLoadError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from error
+
+
+def _template(given: str) -> str:
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if "{" in given:
+            return given
+        told = f"chat_template is a file with a Jinja template, or the template itself, not {given[:80]!r}: {one_line(error)}"
+        raise ConfigError(told) from None
 
 
 def _eos_token_ids(

@@ -25,7 +25,7 @@ SWITCHES = frozenset(
 TAKING_A_VALUE = frozenset(
     """
     --additional-config --all2all-backend --allowed-headers --allowed-local-media-path --allowed-methods --api-server-count -asc
-    --attention-backend --block-size --chat-template --chat-template-content-format --code-revision --collect-detailed-traces
+    --attention-backend --block-size --chat-template-content-format --code-revision --collect-detailed-traces
     --compilation-config -cc -O --config-format --convert --cpu-offload-gb --data-parallel-address -dpa --data-parallel-backend -dpb
     --data-parallel-rank -dpn --data-parallel-rpc-port -dpp --data-parallel-size-local -dpl --data-parallel-start-rank -dpr
     --dbo-decode-token-threshold --dbo-prefill-token-threshold --decode-context-parallel-size -dcp
@@ -60,9 +60,10 @@ TAKING_VALUES = frozenset(
 )
 NOTES = {
     "--block-size": "cache blocks hold 16 tokens",
-    "--chat-template": "the template of the model folder is used",
     **dict.fromkeys(["--hf-overrides", "--rope-scaling", "--rope-theta"], "config.json is read as it is"),
     "--load-format": "weights are read from safetensors",
+    "--hf-token": "set HF_TOKEN",
+    "--download-dir": "set HF_HOME",
     "--lora-dtype": "adapters have the model's dtype",
     "--max-cpu-loras": "all adapters are where the model is; --max-loras says how many",
     "--tokenizer": "the tokenizer of the model folder is used",

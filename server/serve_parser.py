@@ -196,6 +196,7 @@ class ServeParser(argparse.ArgumentParser):
             "--reasoning-parser", choices=[*REASONING_FORMATS, NO_PARSER], metavar="NAME",
             help=f"how it marks reasoning: {', '.join((*REASONING_FORMATS, NO_PARSER))} [what its chat template says]",
         )  # fmt: skip
+        add("--chat-template", metavar="FILE", help="a Jinja template for conversations, or itself one [the model's]")
         add(
             "--default-chat-template-kwargs", type=settings, metavar="JSON",
             help="what its template is told by default, as {\"enable_thinking\": false} [none]",

@@ -125,6 +125,14 @@ def test_the_chat_template_of_a_model_that_can_see(folder: Path):
     assert load(folder).tokenizer.chat_template == "{{ messages }}"
 
 
+def test_a_chat_template_from_elsewhere(folder: Path, tmp_path: Path):
+    (tmp_path / "other.jinja").write_text("{{ messages[0] }}")
+    for given, template in ((str(tmp_path / "other.jinja"), "{{ messages[0] }}"), ("{{ 'x' * 9000 }}", "{{ 'x' * 9000 }}")):
+        assert load(folder, chat_template=given).tokenizer.chat_template == template
+    with pytest.raises(ConfigError, match="chat_template is a file .*, not '/no/such.jinja': .*No such file"):
+        load(folder, chat_template="/no/such.jinja")
+
+
 def test_all_ends_are_found(folder: Path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load(folder).eos_token_ids == {2, 3, 7, 8}  # config, tokenizer, generation config
