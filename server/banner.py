@@ -49,7 +49,8 @@ def _limits(config: ServerConfig, engine: Engine) -> str:
     scheduler = engine.config.scheduler
     return (
         f"{scheduler.max_num_seqs:,} rows at once, {config.max_queued_requests:,} more may wait; context {engine.model.max_model_len:,}; "
-        f"{scheduler.max_num_batched_tokens:,} tokens a step, {scheduler.max_draft_tokens_per_step:,} of them guessed"
+        f"{scheduler.max_num_batched_tokens:,} tokens a step, "
+        f"{min(scheduler.max_draft_tokens_per_step, scheduler.max_num_batched_tokens):,} of them guessed"
     )
 
 

@@ -201,7 +201,7 @@ class ServeParser(argparse.ArgumentParser):
             "--default-chat-template-kwargs", type=settings, metavar="JSON",
             help="what its template is told by default, as {\"enable_thinking\": false} [none]",
         )  # fmt: skip
-        add("--generation-config", metavar="FROM", help="sampling by default: auto, vllm (none) or a FOLDER's [the model's]")
+        add("--generation-config", metavar="FROM", help="whose sampling is the default: auto, FOLDER or vllm (none) [auto]")
         add("--override-generation-config", type=settings, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails [600]")
         add("--response-store", metavar="PATH", help="a file that keeps /v1/responses across restarts; memory, or none [memory]")

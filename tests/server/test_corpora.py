@@ -57,6 +57,7 @@ def make_engine(tokenizer: PreTrainedTokenizerBase, corpora: Corpora | None) -> 
         config=EngineConfig(),
         adapters=None,
         max_loras=None,
+        sampling={},
         model=SimpleNamespace(name="tiny", max_model_len=256, vocab_size=VOCAB),
         tokenizer=tokenizer,
         proposer_names=("suffix",),
