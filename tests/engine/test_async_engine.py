@@ -10,37 +10,25 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hash_model import HashModel
+from hash_engine import hash_engine
 from tiny_models import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.engine import draft_counts
 from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.boot import boot
-from foretoken.engine.committer import Committer
-from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from foretoken.engine.controller import Controller
+from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
 from foretoken.engine.core import EngineCore
-from foretoken.engine.detokenizer import Detokenizer
 from foretoken.engine.errors import ContextTooLong, EngineDead, QueueFull, RequestFailed, ShuttingDown
-from foretoken.engine.intake import Intake
-from foretoken.engine.kv_cache import KVCache
-from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import SamplingParams, TokenDelta
-from foretoken.engine.runner import Runner
-from foretoken.engine.sampler import full_logits_wanted
-from foretoken.engine.scheduler import Scheduler
 from foretoken.engine.token_stream import TokenStream
-from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig
 from foretoken.proposers.ngram import NgramProposer
 from foretoken.proposers.proposer_set import ProposerSet
 
-CONTEXT, BLOCK_SIZE, NUM_BLOCKS = 256, 4, 400
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
@@ -50,20 +38,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
     return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def make_engine(tokenizer: PreTrainedTokenizerFast, max_num_seqs: int = 8, max_queued_requests: int = 100) -> Any:
-    """What boot returns, as far as AsyncEngine looks, around a network that needs no checkpoint."""
-    model = HashModel(len(tokenizer))
-    scheduler_config = SchedulerConfig(64, max_num_seqs, 16)
-    kv = KVCache(NUM_BLOCKS, BLOCK_SIZE, "hash", True)
-    proposers = ProposerSet([NgramProposer(NgramConfig(3, 2, 1))])
-    controller = Controller(SpeculativeConfig(), (ProposerInfo("ngram", 3),))
-    runner = Runner(model, model.allocate(NUM_BLOCKS, BLOCK_SIZE), (), full_logits_wanted)
-    scheduler = Scheduler(scheduler_config, kv, controller, vocab_size=len(tokenizer), max_model_len=CONTEXT, on_preempt=proposers.forget)
-    committer = Committer(kv, scheduler, runner.move_slots, lambda r: Detokenizer(tokenizer, r.prompt_token_ids, r.params))
-    core = EngineCore(scheduler, proposers, runner, Verifier("match"), committer, controller)
-    intake = Intake(tokenizer, len(tokenizer), len(tokenizer), CONTEXT, NUM_BLOCKS * BLOCK_SIZE, [0], ["ngram"])
-    config = EngineConfig(scheduler=scheduler_config, max_queued_requests=max_queued_requests)
-    return SimpleNamespace(core=core, intake=intake, config=config)
+def make_engine(tokenizer: PreTrainedTokenizerFast, **settings: Any) -> Any:
+    return hash_engine(tokenizer, ProposerSet([NgramProposer(NgramConfig(3, 2, 1))]), SpeculativeConfig(), **settings)
 
 
 @asynccontextmanager

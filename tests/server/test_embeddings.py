@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
+from real_app import app_of
 
-from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
 from foretoken.proposers.config import SpeculativeConfig
-from foretoken.server.app import create_app
-from foretoken.server.config import ServerConfig
 
 TEXTS = ["The quick brown fox", "jumps over the lazy dog.", "def add(a, b):"]
 SIZE = 64
@@ -30,74 +28,60 @@ def loaded(tiny_target: Path) -> Engine:
     return boot(EngineConfig(model, CacheConfig(num_blocks=64), speculative=SpeculativeConfig(off=True), max_queued_requests=1))
 
 
-Ask = Callable[..., Awaitable[httpx.Response]]
+Ask = Callable[..., Any]
 
 
-def play(loaded: Engine, scenario: Callable[[Ask], Awaitable[None]], **settings: Any) -> None:
-    async def run() -> None:
-        engine = AsyncEngine(loaded)
-        await engine.start()
-        transport = httpx.ASGITransport(app=create_app(engine, ServerConfig(**settings)))
-        try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
-                await scenario(lambda **body: http.post("/v1/embeddings", json=body))
-        finally:
-            await engine.stop()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+@contextmanager
+def asking(loaded: Engine, **settings: Any) -> Iterator[Ask]:
+    with app_of(loaded, **settings) as client:
+        yield lambda **body: client.post("/v1/embeddings", json=body)
     loaded.core.check()
 
 
-async def vectors(ask: Ask, **body: Any) -> np.ndarray:
-    answer = await ask(**body)
+@pytest.fixture
+def ask(loaded: Engine) -> Iterator[Ask]:
+    with asking(loaded) as ask:
+        yield ask
+
+
+def vectors(ask: Ask, **body: Any) -> np.ndarray:
+    answer = ask(**body)
     assert answer.status_code == 200, answer.text
     return np.array([entry["embedding"] for entry in answer.json()["data"]])
 
 
-def test_the_shape_is_openais(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        body = (await ask(model="tiny", input=TEXTS, user="somebody")).json()
-        assert body["object"] == "list" and body["model"] == "tiny"
-        assert [(entry["object"], entry["index"], len(entry["embedding"])) for entry in body["data"]] == [
-            ("embedding", index, SIZE) for index in range(len(TEXTS))
-        ]
-        num_tokens = sum(len(loaded.tokenizer.encode(text)) for text in TEXTS)
-        assert body["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-
-    play(loaded, scenario)
+def test_the_shape_is_openais(ask: Ask, loaded: Engine) -> None:
+    body = ask(model="tiny", input=TEXTS, user="somebody").json()
+    assert body["object"] == "list" and body["model"] == "tiny"
+    assert [(entry["object"], entry["index"], len(entry["embedding"])) for entry in body["data"]] == [
+        ("embedding", index, SIZE) for index in range(len(TEXTS))
+    ]
+    num_tokens = sum(len(loaded.tokenizer.encode(text)) for text in TEXTS)
+    assert body["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-def test_texts_alone_together_and_as_tokens_are_the_same(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        together = await vectors(ask, input=TEXTS)
-        ids = [loaded.tokenizer.encode(text) for text in TEXTS]
-        assert np.array_equal(together, await vectors(ask, input=ids))
-        for text, tokens, expected in zip(TEXTS, ids, together, strict=True):
-            assert np.array_equal(await vectors(ask, input=text), [expected])
-            assert np.array_equal(await vectors(ask, input=tokens), [expected])
-        assert np.allclose(np.linalg.norm(together, axis=1), 1)
-        assert not np.allclose(together, await vectors(ask, input=TEXTS, pooling="mean"), atol=0.01)
-
-    play(loaded, scenario)
+def test_texts_alone_together_and_as_tokens_are_the_same(ask: Ask, loaded: Engine) -> None:
+    together = vectors(ask, input=TEXTS)
+    ids = [loaded.tokenizer.encode(text) for text in TEXTS]
+    assert np.array_equal(together, vectors(ask, input=ids))
+    for text, tokens, expected in zip(TEXTS, ids, together, strict=True):
+        assert np.array_equal(vectors(ask, input=text), [expected])
+        assert np.array_equal(vectors(ask, input=tokens), [expected])
+    assert np.allclose(np.linalg.norm(together, axis=1), 1)
+    assert not np.allclose(together, vectors(ask, input=TEXTS, pooling="mean"), atol=0.01)
 
 
-def test_base64_is_little_endian_float32(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        plain = await vectors(ask, input=TEXTS, encoding_format="float")
-        body = (await ask(input=TEXTS, encoding_format="base64")).json()
-        decoded = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in body["data"]]
-        assert np.array_equal(plain.astype(np.float32), decoded)
-
-    play(loaded, scenario)
+def test_base64_is_little_endian_float32(ask: Ask) -> None:
+    plain = vectors(ask, input=TEXTS, encoding_format="float")
+    body = ask(input=TEXTS, encoding_format="base64").json()
+    decoded = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in body["data"]]
+    assert np.array_equal(plain.astype(np.float32), decoded)
 
 
-def test_dimensions_are_the_first_ones_at_length_one(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        whole, short = await vectors(ask, input=TEXTS), await vectors(ask, input=TEXTS, dimensions=8)
-        first = whole[:, :8]
-        assert np.allclose(short, first / np.linalg.norm(first, axis=1, keepdims=True), atol=1e-6)
-
-    play(loaded, scenario)
+def test_dimensions_are_the_first_ones_at_length_one(ask: Ask) -> None:
+    whole, short = vectors(ask, input=TEXTS), vectors(ask, input=TEXTS, dimensions=8)
+    first = whole[:, :8]
+    assert np.allclose(short, first / np.linalg.norm(first, axis=1, keepdims=True), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -122,28 +106,22 @@ def test_dimensions_are_the_first_ones_at_length_one(loaded: Engine) -> None:
     ],
 )
 def test_refusals_say_what_to_change(loaded: Engine, fields: dict[str, Any], param: str, says: str) -> None:
-    async def scenario(ask: Ask) -> None:
-        answer = await ask(**fields)
+    with asking(loaded, request_timeout_s=0.02) as ask:  # less than the longest takes to compute: a mistake is told before
+        answer = ask(**fields)
         error = answer.json()["error"]
         assert answer.status_code == (404 if param == "model" else 400), answer.text
         assert error["param"] == param and says in error["message"]
 
-    play(loaded, scenario, request_timeout_s=0.02)  # less than the longest takes to compute: a mistake is told before
-
 
 def test_lost_time_is_told(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        answer = await ask(input=LONG)
+    with asking(loaded, request_timeout_s=0.02) as ask:
+        answer = ask(input=LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
 
-    play(loaded, scenario, request_timeout_s=0.02)
 
-
-def test_a_full_queue_is_told(loaded: Engine) -> None:
-    async def scenario(ask: Ask) -> None:
-        answers = await asyncio.gather(*(ask(input=LONG) for _ in range(3)))
-        assert sorted(answer.status_code for answer in answers) == [200, 503, 503]
-        refused = next(answer for answer in answers if answer.status_code == 503)
-        assert refused.headers["retry-after"] == "1" and refused.json()["error"]["code"] == "server_is_overloaded"
-
-    play(loaded, scenario)
+def test_a_full_queue_is_told(ask: Ask) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: ask(input=LONG), range(3)))
+    assert sorted(answer.status_code for answer in answers) == [200, 503, 503]
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.headers["retry-after"] == "1" and refused.json()["error"]["code"] == "server_is_overloaded"

@@ -17,16 +17,23 @@ from foretoken.server.config import ServerConfig
 
 
 @contextmanager
+def app_of(engine: Any, **settings: Any) -> Iterator[TestClient]:
+    """A client of a server around what boot returns. settings: ServerConfig's."""
+    driver = AsyncEngine(engine)
+    with TestClient(create_app(driver, ServerConfig(**settings))) as client:
+        assert client.portal is not None
+        client.portal.call(driver.start)
+        try:
+            yield client
+        finally:
+            client.portal.call(driver.stop)
+
+
+@contextmanager
 def real_app(
     model: str | os.PathLike[str] | None = None, speculative_config: Any = None, options: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[TestClient]:
     """A client of a server of this model. options: as LLM takes them; settings: ServerConfig's. Small and without guesses by default."""
     chosen = {"kv_cache_gb": 0.01, "max_num_seqs": 8} | dict(options or {})
-    engine = AsyncEngine(boot(engine_config(model, speculative_config or {"method": "off"}, chosen)))
-    with TestClient(create_app(engine, ServerConfig(**settings))) as client:
-        assert client.portal is not None
-        client.portal.call(engine.start)
-        try:
-            yield client
-        finally:
-            client.portal.call(engine.stop)
+    with app_of(boot(engine_config(model, speculative_config or {"method": "off"}, chosen)), **settings) as client:
+        yield client
