@@ -14,6 +14,7 @@ from in_rounds import (
     PROMPTS,
     TAKEN,
     Watch,
+    answered,
     check_one_that_wants_none,
     check_up_to_the_end,
     core_of,
@@ -21,6 +22,7 @@ from in_rounds import (
     fail,
     generate,
     params,
+    predicted,
     requests_of,
     say_the_same,
 )
@@ -91,8 +93,7 @@ def test_what_is_said_is_the_same(plain: LLM, drafting: LLM, watch: Watch, kind:
     for prompts in [PROMPTS] if together else [[prompt] for prompt in PROMPTS]:
         assert say_the_same(drafting, plain, prompts, params(TAKEN[kind]))
     if kind != "few tokens":
-        assert any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
-        assert all(len(verdict.draft_seconds) == len(verdict.tokens) for _, verdict in watch.calls)
+        assert watch.drafts and all(len(verdict.draft_seconds) == len(verdict.tokens) for _, verdict in watch.calls)
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 11}, {"temperature": 0, "max_tokens": 23}], ids=str)
@@ -149,7 +150,7 @@ def test_a_request_that_joins_finds_all_in_order(plain: LLM, drafting: LLM, watc
     core.resume()
     expected = generate(plain, PROMPTS[:3], {"temperature": 0, "max_tokens": 80})
     for request, output in zip((first, second, third), expected, strict=True):
-        assert request.token_ids[request.num_prompt_tokens :] == output.outputs[0].token_ids
+        assert answered(request) == output.outputs[0].token_ids
     assert {len(plan.rows) for plan, _ in watch.calls} >= {1, 2, 3}
 
 
@@ -167,7 +168,7 @@ def test_steps_of_one_pass_in_between(plain: LLM, drafting: LLM, watch: Watch) -
     drive(core, [first], join)
     core.resume()
     expected = generate(plain, PROMPTS[:1], {"seed": 3, "max_tokens": 100})
-    assert first.token_ids[first.num_prompt_tokens :] == expected[0].outputs[0].token_ids
+    assert answered(first) == expected[0].outputs[0].token_ids
     assert watch.requests == {first.request_id} and any(len(verdict.tokens) for _, verdict in watch.calls)
 
 
@@ -184,7 +185,7 @@ def test_an_abort_in_between(plain: LLM, drafting: LLM, watch: Watch) -> None:
     core.resume()
     assert made[0].finish_reason == "abort" and made[1].finish_reason == "length" and watch.calls
     expected = generate(plain, PROMPTS[1:2], {"temperature": 0})
-    assert made[1].token_ids[made[1].num_prompt_tokens :] == expected[0].outputs[0].token_ids
+    assert answered(made[1]) == expected[0].outputs[0].token_ids
 
 
 def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, drafting: LLM, watch: Watch) -> None:
@@ -193,16 +194,13 @@ def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, drafting:
 
 def test_a_request_may_limit_its_guesses(drafting: LLM, watch: Watch) -> None:
     generate(drafting, PROMPTS[1:2], {"temperature": 0, "speculation": {"num_speculative_tokens": 2}})
-    drafted = {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts}
-    assert max(drafted) == 2
+    assert max(draft.drafted for draft in watch.drafts) == 2
 
 
 def test_who_brings_a_prediction_takes_steps_of_one_pass(plain: LLM, drafting: LLM, watch: Watch) -> None:
     (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
-    predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
-    (request,) = drafting._running().intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
-    drive(core_of(drafting), [request])
-    assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
+    request = predicted(drafting, before, {"seed": 9})
+    assert answered(request) == before.outputs[0].token_ids
     assert request.stats.accepted_prediction_tokens > 20 and not watch.calls
 
 
@@ -256,7 +254,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
             if rng.random() < 0.03 and core.scheduler.running:
                 core.abort(rng.choice(core.scheduler.running).request_id)
                 core.check()
-        assert core.scheduler.num_preemptions and any(row.drafts for _, verdict in watch.calls for row in verdict.rows)
+        assert core.scheduler.num_preemptions and watch.drafts
     for request, other in zip(requests, expected, strict=True):
         assert request.finish_reason in ("length", "abort")
         assert request.token_ids == other.token_ids[: len(request.token_ids)]
@@ -297,10 +295,9 @@ def test_adaptive_drafters_are_asked_in_rounds_too(
         monkeypatch.setattr(type(costs.target), "at", lambda cost, context: lambda tokens: 1e-3 + 1e-9 * tokens)
         for settings in ({"temperature": 0, "max_tokens": 200}, {"seed": 5, "max_tokens": 100}):
             assert say_the_same(llm, plain, PROMPTS, params(settings))
-        drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
-        assert len(drafts) > 20 and policy.expectations.acceptance[-1].num_seen > 10
+        assert len(watch.drafts) > 20 and policy.expectations.acceptance[-1].num_seen > 10
         stats = llm.stats()
-        assert stats.num_drafts >= len(drafts) and stats.estimated_speedup is not None
+        assert stats.num_drafts >= len(watch.drafts) and stats.estimated_speedup is not None
         core.check()
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import overlapping
 import pytest
 import simulation
 import torch
-from overlapping import ChainHashModel, overlapped_core, plain_core, runner_of
-from simulation import World, fresh, simulate
+from overlapping import ChainHashModel, overlapped_core, runner_of, simulate_overlapped
+from simulation import World, fresh
 
 from foretoken.engine import overlapped_runner
 from foretoken.engine.controller import Controller
@@ -60,23 +60,13 @@ Settings = Callable[[World, SpeculativeConfig], SpeculativeConfig]
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, seeds: range, settings: Settings) -> list[Counting]:
-    """Runners of worlds that speculate like that: arrivals, ends, cancels and preemption; each output must equal the request run alone and
-    plainly."""
-    runners: list[Counting] = []
+    """Runners of worlds that speculate like that."""
 
-    def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
-        if speculative.off:
-            return plain_core(world, proposers, speculative, num_blocks, *rest)
-        core = overlapped_core(world, proposers, settings(world, speculative), num_blocks, *rest)
-        assert isinstance(core.runner, Counting)
-        runners.append(core.runner)
-        return core
+    def overlapped(world: World, proposers: Any, speculative: SpeculativeConfig, *rest: Any) -> EngineCore:
+        return overlapped_core(world, proposers, settings(world, speculative), *rest)
 
     monkeypatch.setattr(overlapping, "OverlappedRunner", Counting)
-    monkeypatch.setattr(simulation, "build_core", build)
-    for seed in seeds:
-        simulate(seed)
-    return runners
+    return cast(list[Counting], simulate_overlapped(seeds, overlapped))
 
 
 def test_worlds_come_out_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

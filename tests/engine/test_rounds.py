@@ -13,6 +13,7 @@ from in_rounds import (
     PROMPTS,
     TAKEN,
     Watch,
+    answered,
     check_one_that_wants_none,
     check_up_to_the_end,
     core_of,
@@ -20,6 +21,7 @@ from in_rounds import (
     fail,
     generate,
     params,
+    predicted,
     requests_of,
     say_the_same,
 )
@@ -85,16 +87,14 @@ def test_one_that_wants_no_guesses_gets_none_beside_others(plain: LLM, looking: 
 
 def test_a_request_may_limit_its_guesses(looking: LLM, watch: Watch) -> None:
     generate(looking, PROMPTS[1:2], {"temperature": 0, "speculation": {"num_speculative_tokens": 1}})
-    assert {draft.drafted for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts} <= {1}
+    assert {draft.drafted for draft in watch.drafts} <= {1}
 
 
 def test_predictions_are_counted_as_openai_counts_them(plain: LLM, looking: LLM, watch: Watch) -> None:
     (before,) = generate(plain, PROMPTS[:1], {"seed": 9})
-    predicted = params({"seed": 9, "prediction": before.outputs[0].token_ids})
-    (request,) = looking._running().intake.requests("predicted", before.prompt_token_ids, predicted, 0.0)
-    drive(core_of(looking), [request])
-    assert request.token_ids[request.num_prompt_tokens :] == before.outputs[0].token_ids
-    drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts if draft.proposer == 0]
+    request = predicted(looking, before, {"seed": 9})
+    assert answered(request) == before.outputs[0].token_ids
+    drafts = [draft for draft in watch.drafts if draft.proposer == 0]
     assert looking._running().proposer_names[0] == "prediction"
     assert request.stats.accepted_prediction_tokens == sum(draft.accepted for draft in drafts) > 20
     assert request.stats.rejected_prediction_tokens == sum(draft.drafted - draft.accepted for draft in drafts) == 0
@@ -104,8 +104,7 @@ def test_the_counts_agree(looking: LLM, watch: Watch) -> None:
     before = looking.stats()
     outputs = generate(looking, PROMPTS, {"temperature": 0})
     after = looking.stats()
-    drafts = [draft for _, verdict in watch.calls for row in verdict.rows for draft in row.drafts]
-    assert drafts and after.num_drafts - before.num_drafts >= len(drafts)
+    assert after.num_drafts - before.num_drafts >= len(watch.drafts) > 0
     told = [output.metrics.speculative_decoding for output in outputs]
     assert after.num_draft_tokens - before.num_draft_tokens == sum(one.num_draft_tokens for one in told)
     assert after.num_accepted_tokens - before.num_accepted_tokens == sum(one.num_accepted_draft_tokens for one in told)
@@ -184,13 +183,11 @@ def test_nothing_behind_a_stop_string_is_counted(plain: LLM, looking: LLM, watch
     (whole,) = generate(plain, PROMPTS[:1], {"seed": 9})
     answer = whole.outputs[0]
     stop = answer.text[len(answer.text) // 4 :][:3]
-    each = params({"seed": 9, "stop": [stop], "prediction": answer.token_ids})
-    (request,) = looking._running().intake.requests("stopped", whole.prompt_token_ids, each, 0.0)
     before = looking.stats()
-    drive(core_of(looking), [request])
+    request = predicted(looking, whole, {"seed": 9, "stop": [stop]})
     after, stats, num_tokens = looking.stats(), request.stats, request.num_output_tokens
     assert request.finish_reason == "stop" and watch.calls and 0 < num_tokens < 40
-    assert request.token_ids[request.num_prompt_tokens :] == answer.token_ids[:num_tokens]
+    assert answered(request) == answer.token_ids[:num_tokens]
     assert stats.num_draft_tokens <= num_tokens + 16, "at most one guess goes beyond the end"
     assert after.num_draft_tokens - before.num_draft_tokens == stats.num_draft_tokens
 

@@ -14,7 +14,6 @@ from ngram_tables import counted, every_token, write
 
 from foretoken import LLM
 from foretoken.engine.core import EngineCore
-from foretoken.engine.plan import Settled
 from foretoken.engine.policy.adaptive import AdaptivePolicy
 from foretoken.engine.policy.rounds_choice import RoundsChoice
 from foretoken.engine.policy.table_trust import TableTrust
@@ -71,31 +70,20 @@ def place_of(core: EngineCore, name: str = "ngram_cache") -> int:
     return core.proposers.names.index(name)
 
 
-def drafts_of(watch: Watch, request_id: str | None = None) -> list[Settled]:
-    """In rounds; of one request, or all."""
-    return [
-        draft
-        for plan, verdict in watch.calls
-        for row, told in zip(plan.rows, verdict.rows, strict=True)
-        if request_id is None or row.request.request_id == request_id
-        for draft in told.drafts
-    ]
-
-
 @pytest.mark.parametrize("kind", TAKEN)
 def test_what_is_said_is_the_same(plain: LLM, looking: LLM, watch: Watch, kind: str) -> None:
     for prompts in (PROMPTS, PROMPTS[:1]):
         assert say_the_same(looking, plain, prompts, params(TAKEN[kind]))
-    assert place_of(core_of(looking)) in {draft.proposer for draft in drafts_of(watch)} or kind == "few tokens"
+    assert place_of(core_of(looking)) in {draft.proposer for draft in watch.drafts} or kind == "few tokens"
 
 
 def test_what_was_counted_is_guessed_right(looking: LLM, watch: Watch) -> None:
     generate(looking, PROMPTS, {"temperature": 0, "max_tokens": 30})
     table = place_of(core_of(looking))
-    drafts = [draft for draft in drafts_of(watch) if draft.proposer == table]
+    drafts = [draft for draft in watch.drafts if draft.proposer == table]
     assert sum(draft.accepted for draft in drafts) > 40
     assert all(0.0 < draft.expected <= draft.drafted for draft in drafts)
-    assert not any(draft.expected for draft in drafts_of(watch) if draft.proposer != table)
+    assert not any(draft.expected for draft in watch.drafts if draft.proposer != table)
 
 
 def test_its_guesses_count_under_its_name(looking: LLM, watch: Watch) -> None:
@@ -106,7 +94,7 @@ def test_its_guesses_count_under_its_name(looking: LLM, watch: Watch) -> None:
     outputs = generate(looking, PROMPTS, {"temperature": 0})
     after, then = drafted(), looking.stats()
     new = {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after}
-    drafts = drafts_of(watch)
+    drafts = watch.drafts
     for place, name in enumerate(core_of(looking).proposers.names):
         in_rounds = sum(draft.drafted for draft in drafts if draft.proposer == place)
         assert new[name][0] >= in_rounds, "others may come from steps of one pass"
@@ -135,7 +123,7 @@ def test_who_names_a_method_gets_its_guesses_only(plain: LLM, looking: LLM, watc
 def test_k_of_a_request_holds_for_the_table(looking: LLM, watch: Watch) -> None:
     told = {"method": "ngram_cache", "num_speculative_tokens": 2}
     generate(looking, PROMPTS, {"temperature": 0, "speculation": told})
-    assert max(draft.drafted for draft in drafts_of(watch)) == 2
+    assert max(draft.drafted for draft in watch.drafts) == 2
 
 
 def test_a_prediction_goes_first(plain: LLM, looking: LLM, watch: Watch) -> None:
@@ -143,7 +131,7 @@ def test_a_prediction_goes_first(plain: LLM, looking: LLM, watch: Watch) -> None
     settings = params({"seed": 9, "prediction": before.outputs[0].token_ids})
     (after,) = looking.generate(PROMPTS[3], settings, use_tqdm=False)
     assert said([after]) == said([before])
-    assert {draft.proposer for draft in drafts_of(watch)} == {place_of(core_of(looking), "prediction")}
+    assert {draft.proposer for draft in watch.drafts} == {place_of(core_of(looking), "prediction")}
 
 
 def test_an_abort_in_between_leaves_nothing(looking: LLM, watch: Watch) -> None:

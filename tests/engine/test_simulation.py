@@ -101,17 +101,21 @@ class HitsTheWholePrompt(KVCache):
         return super().admit(request_id, [*token_ids, 0], salt, adapter)
 
 
+def check_noticed(what: str, num_seeds: int, kv_class: type[KVCache] = KVCache) -> None:
+    for seed in range(num_seeds):
+        try:
+            simulate(seed, kv_class)
+        except Exception:
+            return
+    raise AssertionError(f"{num_seeds} seeds did not notice {what}")
+
+
 @pytest.mark.parametrize(
     "broken",
     [CommitsRejectedGuesses, SharesWithoutCounting, LosesTheLastBlock, RollsBackTooFar, ReusesWithoutEvicting, HitsTheWholePrompt],
 )
 def test_a_broken_allocator_is_caught(broken: type[KVCache]) -> None:
-    for seed in range(200):
-        try:
-            simulate(seed, broken)
-        except Exception:
-            return
-    raise AssertionError(f"200 seeds did not notice {broken.__name__}")
+    check_noticed(broken.__name__, 200, broken)
 
 
 class LosesAcceptedGuesses(StateSlots):
@@ -147,24 +151,14 @@ class BelievesInBlocks(StateSlots):
 @pytest.mark.parametrize("broken", [LosesAcceptedGuesses, ReplacesWhatIsRead, WritesWhatItReads, BelievesInBlocks])
 def test_states_that_go_wrong_are_noticed(broken: type[StateSlots], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "StateSlots", broken)
-    for seed in range(1000):
-        try:
-            simulate(seed)
-        except Exception:
-            return
-    raise AssertionError(f"1000 seeds did not notice {broken.__name__}")
+    check_noticed(broken.__name__, 1000)
 
 
 def test_prefixes_chained_without_their_parent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = kv_cache._digest
     monkeypatch.setattr(kv_cache, "_digest", lambda parent, tokens: real(b"", tokens))
     monkeypatch.setattr(BlockPool, "find", lambda self, digest, parent, tokens: self.by_digest.get(digest))
-    for seed in range(200):
-        try:
-            simulate(seed)
-        except Exception:
-            return
-    raise AssertionError("200 seeds did not notice that a block's hash ignores what came before it")
+    check_noticed("that a block's hash ignores what came before it", 200)
 
 
 def test_salts_never_share_blocks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from foretoken import LLM, SamplingParams
 from foretoken.engine.core import EngineCore
 from foretoken.engine.outputs import RequestOutput
-from foretoken.engine.plan import RoundsPlan, RoundsVerdict
+from foretoken.engine.plan import RoundsPlan, RoundsVerdict, Settled
 from foretoken.engine.request import Request
 
 PROMPTS = ["The quick brown fox", "one two one two one two one", "def add(a, b):", "x", "a b a b a b a b a b"]
@@ -51,6 +51,18 @@ def requests_of(llm: LLM, name: str, settings: dict[str, Any], prompts: Sequence
     return [one for i, ids in enumerate(tokens) for one in llm._running().intake.requests(f"{name}-{i}", ids, params(settings), 0.0)]
 
 
+def predicted(llm: LLM, answer: RequestOutput, settings: dict[str, Any]) -> Request:
+    """Asked again, with the answer as its prediction."""
+    told = params(settings | {"prediction": answer.outputs[0].token_ids})
+    (request,) = llm._running().intake.requests("predicted", answer.prompt_token_ids, told, 0.0)
+    drive(core_of(llm), [request])
+    return request
+
+
+def answered(request: Request) -> list[int]:
+    return request.token_ids[request.num_prompt_tokens :]
+
+
 def core_of(llm: LLM) -> EngineCore:
     return llm._running().core
 
@@ -73,6 +85,10 @@ class Watch:
     @property
     def num_passes(self) -> int:
         return sum(len(verdict.tokens) for _, verdict in self.calls)
+
+    @property
+    def drafts(self) -> list[Settled]:
+        return [draft for _, verdict in self.calls for row in verdict.rows for draft in row.drafts]
 
     @property
     def requests(self) -> set[str]:

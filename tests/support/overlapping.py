@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import simulation
 import torch
 from hash_model import HashModel
@@ -18,6 +19,7 @@ from foretoken.kernels.device_chain import ChainDraws, ChainTensors
 from foretoken.kernels.layout import KVTensors, RaggedBatch
 from foretoken.kernels.started import Started
 from foretoken.kernels.torch_executor import Computed
+from foretoken.proposers.config import SpeculativeConfig
 
 plain_core: Callable[..., EngineCore] = simulation.build_core
 
@@ -79,6 +81,24 @@ def overlapped_core(world: simulation.World, *args: Any, model: StartingHashMode
     core.runner.use_verifier(core.verifier)
     core.scheduler.lookahead, core.scheduler.guessing_lookahead = core.runner.lookahead, core.proposers.num_places_ahead
     return core
+
+
+def simulate_overlapped(seeds: range, overlapped: Callable[..., EngineCore] = overlapped_core) -> list[OverlappedRunner]:
+    """Runners of these worlds: arrivals, ends, cancels and preemption; each output must equal the request run alone and plainly."""
+    runners: list[OverlappedRunner] = []
+
+    def build(world: simulation.World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
+        if speculative.off:
+            return plain_core(world, proposers, speculative, num_blocks, *rest)
+        core = overlapped(world, proposers, speculative, num_blocks, *rest)
+        runners.append(runner_of(core))
+        return core
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "build_core", build)
+        for seed in seeds:
+            simulation.simulate(seed)
+    return runners
 
 
 def runner_of(core: EngineCore) -> OverlappedRunner:

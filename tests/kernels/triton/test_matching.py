@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simulation
 import torch
-from overlapping import StartingHashModel, overlapped_core, plain_core
-from simulation import VOCAB, World, simulate
+from overlapping import StartingHashModel, overlapped_core, simulate_overlapped
+from simulation import VOCAB
 from torch import Tensor
 from triton_interpreter import DEVICE
 from verifying import Guess, a_request, a_row, chain, forward, hash_model
 
 from foretoken.engine import sampler as sampler_module
-from foretoken.engine.core import EngineCore
-from foretoken.engine.overlapped_runner import OverlappedRunner
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
 from foretoken.engine.sampler import Sampler, _Nodes, full_logits_wanted
 from foretoken.engine.verifier import Verifier
@@ -28,7 +25,6 @@ from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.matching import Guesses, emitted
 from foretoken.kernels.started import Started
 from foretoken.kernels.triton.matching import match, warm_up
-from foretoken.proposers.config import SpeculativeConfig
 
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -179,19 +175,6 @@ class ThereHashModel(StartingHashModel):
 
 
 def test_worlds_whose_steps_end_on_the_device_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole engines: arrivals, ends, cancels and preemption; each output must equal the request run alone and plainly."""
-    runners: list[OverlappedRunner] = []
-
-    def build(world: World, proposers: Any, speculative: SpeculativeConfig, num_blocks: int, *rest: Any) -> EngineCore:
-        if speculative.off:
-            return plain_core(world, proposers, speculative, num_blocks, *rest)
-        core = overlapped_core(world, proposers, speculative, num_blocks, *rest, model=ThereHashModel(VOCAB))
-        assert isinstance(core.runner, OverlappedRunner)
-        runners.append(core.runner)
-        return core
-
-    monkeypatch.setattr(simulation, "build_core", build)
     monkeypatch.setattr(Sampler, "choose_ahead", choose_there)
-    for seed in range(8):
-        simulate(seed)
+    runners = simulate_overlapped(range(8), lambda *world: overlapped_core(*world, model=ThereHashModel(VOCAB)))
     assert sum(runner.num_matched for runner in runners) > 50
