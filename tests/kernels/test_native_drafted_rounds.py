@@ -142,6 +142,10 @@ class Steps(_Run):
         self.proposer.observe(Feedback(names, nothing, nothing, accepted, emitted, [False] * len(alive)))
         return num_tokens
 
+    def finish(self) -> None:
+        while self.alive:
+            self.step()
+
     def num_read(self, row: int) -> int:
         return self.proposer._cache.num_known(self.texts[row].name) or 0
 
@@ -310,8 +314,7 @@ def test_a_row_that_has_no_places_for_a_whole_draft_waits() -> None:
         steps.step()
     check(calls, steps)
     calls.run(100)
-    while steps.alive:
-        steps.step()
+    steps.finish()
     check(calls, steps)
 
 
@@ -321,8 +324,7 @@ def test_a_pass_has_no_more_tokens_than_it_may() -> None:
     calls, steps = Calls(network, rows), Steps(network, rows)
     output = calls.run(20, most_tokens=12)
     assert max(output.tokens) == 12
-    while steps.alive:
-        steps.step()
+    steps.finish()
     assert all(theirs[: len(mine)] == mine for mine, theirs in zip(calls.said, steps.said, strict=True))
     calls.run(100)
     assert calls.said == steps.said
@@ -358,8 +360,7 @@ def test_others_look_in_their_texts_beside_it() -> None:
     steps = Steps(network, rows)
     calls = Calls(network, rows)
     calls.run(100, text_k=3)
-    while steps.alive:
-        steps.step()
+    steps.finish()
     assert calls.said == steps.said and all(calls.told) and calls.told[1::2] == steps.told[1::2]
 
 
@@ -377,8 +378,7 @@ def test_what_comes_between_calls_is_read_in_the_next_one() -> None:
     for text in rows:
         text.k = 4
     calls.run(100)
-    while steps.alive:
-        steps.step()
+    steps.finish()
     assert calls.said == steps.said
 
 

@@ -37,6 +37,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._file, text.encode())
 
+    def enter(self, line: str, words: str = "> ") -> str:
+        """Types the line and waits for these words."""
+        self.type(line + "\n")
+        return self.wait_for(words)
+
     def wait_for(self, words: str, timeout_s: float = 60.0) -> str:
         """Reads until `words` are shown behind what was awaited before; what is shown up to their end, without colours."""
         start, deadline = self._awaited, time.monotonic() + timeout_s

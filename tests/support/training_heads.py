@@ -120,6 +120,11 @@ class Tapped(TinyTarget):
         return self.frozen(document(text), (boundary - 1,)).layers[boundary - 1][-1]
 
 
+def made_once(kind: Callable[[Path], object]) -> Any:
+    """A module's fixture: such a target in a folder of its own."""
+    return pytest.fixture(scope="module")(lambda tmp_path_factory: kind(tmp_path_factory.mktemp("target")))
+
+
 def check_export(
     head: DFlash, target: TinyTarget, folder: Path, scores: Callable[[Sequence[int], Sequence[int], int], Tensor]
 ) -> None:
@@ -244,15 +249,18 @@ def check_served(
     target: TinyTarget,
     folder: Path,
     method: str,
-    load: Callable[[str, Resources], LoadedProposer],
+    load: Callable[[Any, Resources], LoadedProposer],
+    config: Callable[..., Any],
     scores: Callable[[Sequence[int], Sequence[int]], Tensor],
     count: int,
+    **settings: Any,
 ) -> Sequence[str]:
-    """What is served from the folder makes `count` guesses by scores(text, guesses so far) [V]. Returns what is told of it."""
+    """What is served from the folder makes `count` guesses by scores(text, guesses so far) [V]. Returns what is told of it.
+    settings: those of config, what `load` takes."""
     rounded(head)
     head.export(folder)
     assert detect_method(str(folder)) == method
-    loaded = load(str(folder), target.resources)
+    loaded = load(config(model=str(folder), quantization="none", **settings), target.resources)
     check_guesses(target.guesses(loaded, texts(3, 9, seed=3)), scores, count)
     return loaded.found
 

@@ -18,6 +18,7 @@ from training_heads import (
     check_export,
     disturbed,
     document,
+    made_once,
     rounded,
     texts,
     with_and_without_shift,
@@ -29,11 +30,7 @@ from foretoken.proposers.training.heads.dflash import DFlash, DFlashSettings, pu
 from foretoken.proposers.training.packing import Packed
 
 SETTINGS = DFlashSettings(block_size=5, taps=(0, 2), mask_token=VOCAB - 1)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Tapped:
-    return Tapped(tmp_path_factory.mktemp("target"))
+target = made_once(Tapped)
 
 
 def recomputed(head: DFlash, text: Sequence[int], count: int) -> Tensor:

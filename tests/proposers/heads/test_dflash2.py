@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, block_states, check_documents_apart, check_export, document, rounded, texts
+from training_heads import VOCAB, Tapped, Training, block_states, check_documents_apart, check_export, document, made_once, rounded, texts
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
@@ -19,11 +19,7 @@ from foretoken.proposers.training.heads.dflash2 import DFlash2, DFlash2Settings
 
 PLAIN = DFlashSettings(block_size=5, taps=(0, 2), mask_token=VOCAB - 1)
 SETTINGS = DFlash2Settings(**asdict(PLAIN), conv_group_size=8, selector_rank=6, selector_top_k=5)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Tapped:
-    return Tapped(tmp_path_factory.mktemp("target"))
+target = made_once(Tapped)
 
 
 def made(target: Tapped, settings: DFlash2Settings = SETTINGS) -> DFlash2:

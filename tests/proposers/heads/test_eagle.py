@@ -16,7 +16,6 @@ from training_heads import HIDDEN, Training, check_documents_apart, check_served
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
-from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.eagle import MEASURED, Eagle, EagleSettings, states_by_depth
 
 QUIET = EagleSettings(noise=0.0)
@@ -35,13 +34,10 @@ def unrolled(head: Eagle, target: TaughtTarget, text: Sequence[int], path: Seque
 
 
 def check_export(head: Eagle, target: TaughtTarget, folder: Path) -> None:
-    def load(model: str, resources: Resources) -> LoadedProposer:
-        return eagle.load(EagleConfig(model, num_speculative_tokens=4, quantization="none"), resources)
-
     def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
         return unrolled(head, target, text, path) @ target.frozen.head.T
 
-    found = check_served(head, target, folder, "eagle", load, scores, count=4)
+    found = check_served(head, target, folder, "eagle", eagle.load, EagleConfig, scores, count=4, num_speculative_tokens=4)
     assert found[0].startswith("EAGLE in the layout of EAGLE, 1 layer, reads the target's last state")
     assert found[1].endswith("embedding: the target's, head: the target's")
 

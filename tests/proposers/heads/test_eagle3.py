@@ -19,7 +19,6 @@ from training_heads import HIDDEN, VOCAB, Training, check_documents_apart, check
 
 from foretoken.proposers import eagle
 from foretoken.proposers.config import EagleConfig
-from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.eagle3 import Eagle3, Eagle3Settings, draft_vocabulary, usual_taps
 from foretoken.proposers.training.packing import Document, write
 from foretoken.server.train.drafter_data import learned_counts
@@ -44,10 +43,8 @@ def unrolled(head: Eagle3, text: Sequence[int], path: Sequence[int]) -> Tensor:
 
 
 def check_export(head: Eagle3, target: TaughtTarget, folder: Path) -> None:
-    def load(model: str, resources: Resources) -> LoadedProposer:
-        return eagle.load(EagleConfig(model, num_speculative_tokens=head.settings.num_steps, quantization="none"), resources)
-
-    found = check_served(head, target, folder, "eagle3", load, partial(unrolled, head), head.settings.num_steps)
+    count, scores = head.settings.num_steps, partial(unrolled, head)
+    found = check_served(head, target, folder, "eagle3", eagle.load, EagleConfig, scores, count, num_speculative_tokens=count)
     assert "EAGLE-3" in found[0] and f"before layers {', '.join(map(str, head.taps))}" in found[0]
 
 

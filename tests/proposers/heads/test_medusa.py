@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_served, document, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_served, document, made_once, texts
 
 from foretoken.proposers import medusa
 from foretoken.proposers.config import MedusaConfig
-from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.medusa import Medusa, MedusaSettings
 
 SETTINGS = MedusaSettings(num_heads=3)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
-    return TinyTarget(tmp_path_factory.mktemp("target"))
+target = made_once(TinyTarget)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, MedusaSettings(num_heads=3, num_layers=2, own_heads=True)], ids=["target's", "own"])
@@ -31,14 +26,11 @@ def test_heads_learn_and_their_export_guesses_as_they_do(target: TinyTarget, tmp
     assert training.after["loss"] < 0.8 * training.before["loss"]
     assert training.after["accuracy_1"] > training.before["accuracy_1"] + 0.3
 
-    def load(model: str, resources: Resources) -> LoadedProposer:
-        return medusa.load(MedusaConfig(model, quantization="none"), resources)
-
     def scores(text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
         state = target.states(text[:-1])[-1]
         return head(state)[len(path)] @ head.output(len(path)).T
 
-    check_served(head, target, tmp_path / "heads", "medusa", load, scores, count=3)
+    check_served(head, target, tmp_path / "heads", "medusa", medusa.load, MedusaConfig, scores, count=3)
 
 
 def test_a_new_head_is_the_targets_own(target: TinyTarget) -> None:

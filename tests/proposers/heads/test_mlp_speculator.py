@@ -10,20 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_served, document, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_served, document, made_once, texts
 
 from foretoken.proposers import mlp_speculator
 from foretoken.proposers.config import MlpSpeculatorConfig
-from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorSettings
 
 TIED = MlpSpeculatorSettings(inner_dim=32, num_positions=3)
 UNTIED = MlpSpeculatorSettings(inner_dim=32, num_positions=3, tied=False, scale_input=False)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
-    return TinyTarget(tmp_path_factory.mktemp("target"))
+target = made_once(TinyTarget)
 
 
 @pytest.mark.parametrize("settings", [TIED, UNTIED], ids=["tied", "untied"])
@@ -34,16 +29,13 @@ def test_it_learns_and_its_export_guesses_as_it_does(target: TinyTarget, tmp_pat
     assert training.after["loss"] < 0.7 * training.before["loss"]
     assert training.after["accuracy_1"] > 0.6
 
-    def load(model: str, resources: Resources) -> LoadedProposer:
-        return mlp_speculator.load(MlpSpeculatorConfig(model, quantization="none"), resources)
-
     def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
         state = head.first(target.states(text[:-1])[-1])
         for position, token in enumerate([text[-1], *path]):
             state = head.advance(position, state, torch.tensor(token))
         return state @ head.output(len(path)).T
 
-    check_served(head, target, tmp_path / "head", "mlp_speculator", load, scores, count=3)
+    check_served(head, target, tmp_path / "head", "mlp_speculator", mlp_speculator.load, MlpSpeculatorConfig, scores, count=3)
 
 
 @pytest.mark.parametrize("settings", [TIED, UNTIED], ids=["tied", "untied"])

@@ -18,22 +18,18 @@ from training_heads import (
     disturbed,
     document,
     llama_config,
+    made_once,
     texts,
 )
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
-from foretoken.proposers.loading import LoadedProposer, Resources
 from foretoken.proposers.training.heads.mtp import Mtp, MtpSettings
 from foretoken.proposers.training.unrolled_attention import Unroll
 
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
-    return TinyTarget(tmp_path_factory.mktemp("target"))
+target = made_once(TinyTarget)
 
 
 def recomputed(head: Mtp, target: TinyTarget, text: Sequence[int], path: Sequence[int]) -> Tensor:
@@ -46,13 +42,10 @@ def recomputed(head: Mtp, target: TinyTarget, text: Sequence[int], path: Sequenc
 
 
 def check_export(head: Mtp, target: TinyTarget, folder: Path) -> None:
-    def load(model: str, resources: Resources) -> LoadedProposer:
-        return mtp.load(MtpConfig(model=model, num_speculative_tokens=4, quantization="none"), resources)
-
     def scores(text: Sequence[int], path: Sequence[int]) -> Tensor:
         return recomputed(head, target, text, path) @ target.frozen.head.T
 
-    check_served(head, target, folder, "mtp", load, scores, count=4)
+    check_served(head, target, folder, "mtp", mtp.load, MtpConfig, scores, count=4, num_speculative_tokens=4)
 
 
 def test_it_learns_and_its_export_guesses_as_it_does(target: TinyTarget, tmp_path: Path) -> None:

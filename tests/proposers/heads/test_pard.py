@@ -12,7 +12,7 @@ import torch
 from saying import Made, heard
 from tiny_models import save_tokenizer
 from torch import Tensor
-from training_heads import TinyTarget, Training, check_documents_apart, document, llama_config, rounded, texts
+from training_heads import TinyTarget, Training, check_documents_apart, document, llama_config, made_once, rounded, texts
 from transformers import LlamaForCausalLM
 
 from foretoken.engine.boot import Engine, boot
@@ -38,9 +38,7 @@ class Whole(TinyTarget):
         write_model(Shape(hidden=32, layers=2, heads=4, kv_heads=2, intermediate=48).build(ROWS), self.tokenizer, self.draft)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(tmp_path_factory.mktemp("models"))
+target = made_once(Whole)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_heads import VOCAB, TinyTarget, document, texts, with_and_without_shift
+from training_heads import VOCAB, TinyTarget, document, made_once, texts, with_and_without_shift
 
 from foretoken.proposers.training.draft import DraftTrainee
 from foretoken.proposers.training.target import Shape
 
 SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, intermediate=32)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TinyTarget:
-    return TinyTarget(tmp_path_factory.mktemp("target"))
+target = made_once(TinyTarget)
 
 
 @pytest.mark.parametrize("teacher_weight", [0.0, 0.1])

@@ -46,36 +46,26 @@ def test_a_session_at_a_terminal(server: RunningServer, tmp_path: Path) -> None:
         terminal.wait_for("> ")
         assert "tiny at http://" in terminal.plain and "temperature 0" in terminal.plain
 
-        terminal.type("one two one two one two\n")
-        answer = terminal.wait_for("]\n> ")
+        answer = terminal.enter("one two one two one two", "]\n> ")
         figures = r"\d+ tokens, [\d,]+ tokens/s; [234]\.\d\d a pass, \d+% of guesses accepted; target \d+%, draft_model \d+%\]"
         assert re.search(figures, answer) and BLUE in terminal.shown, "guessed tokens have a colour"
 
-        terminal.type("/speculation off\n")
-        assert "speculation: off" in terminal.wait_for("> ")
+        assert "speculation: off" in terminal.enter("/speculation off")
         before = len(terminal.shown)
-        terminal.type("/regenerate\n")
-        again = terminal.wait_for("]\n> ")
+        again = terminal.enter("/regenerate", "]\n> ")
         assert "; 1.00 a pass]" in again and BLUE not in terminal.shown[before:], "nobody guesses any more"
         assert _said(again) == _said(answer), "speculation changes no answer"
 
         for line in ('"""', "first", "second"):
-            terminal.type(f"{line}\n")
-            terminal.wait_for("\n. ")
-        terminal.type('"""\n')
-        terminal.wait_for("]\n> ")
-        terminal.type(f"/save {saved}\n")
-        assert "4 messages written" in terminal.wait_for("> ")
-        terminal.type("/undo\n")
-        assert "taken back: first second" in terminal.wait_for("> ")
+            terminal.enter(line, "\n. ")
+        terminal.enter('"""', "]\n> ")
+        assert "4 messages written" in terminal.enter(f"/save {saved}")
+        assert "taken back: first second" in terminal.enter("/undo")
         terminal.type("/sys\t")
         terminal.wait_for("/system ")
-        terminal.type("Be brief.\n")
-        assert "system message: Be brief." in terminal.wait_for("> ")
-        terminal.type("/stats\n")
-        assert "3 answers: " in terminal.wait_for("> ")
-        terminal.type("/help\n")
-        assert all(len(line) <= 80 for line in terminal.wait_for("> ").splitlines())
+        assert "system message: Be brief." in terminal.enter("Be brief.")
+        assert "3 answers: " in terminal.enter("/stats")
+        assert all(len(line) <= 80 for line in terminal.enter("/help").splitlines())
         terminal.type("\x04")
         assert terminal.end() == 0
     said = saved.read_text()
@@ -129,8 +119,7 @@ def test_lines_that_are_pasted_together_are_one_message(tmp_path: Path) -> None:
         terminal.wait_for("> ")
         terminal.type("\x1b[200~// one\nx = 2\x1b[201~")
         terminal.wait_for("x = 2")
-        terminal.type("\n")
-        assert "You said // one\nx = 2" in terminal.wait_for("]\n> ")
+        assert "You said // one\nx = 2" in terminal.enter("", "]\n> ")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
@@ -139,8 +128,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
         terminal.type("half a")
         terminal.wait_for("half a")
         terminal.interrupt("\n  (Ctrl-D or /quit ends)\n> ")  # below what was typed
-        terminal.type("slowly\n")
-        terminal.wait_for("You said ")
+        terminal.enter("slowly", "You said ")
         terminal.interrupt("[stopped]\n> ")
         assert SlowEnd.reached.wait(10), "the server was told"
         terminal.type("/quit\n")
@@ -197,8 +185,7 @@ def other_server() -> Iterator[str]:
 def test_other_servers_work_and_cannot_command_the_terminal(tmp_path: Path) -> None:
     with other_server() as url, Terminal(argv(url), environment(XDG_STATE_HOME=str(tmp_path))) as terminal:
         terminal.wait_for("> ")
-        terminal.type("hi there\n")
-        terminal.wait_for("]\n> ")
+        terminal.enter("hi there", "]\n> ")
         terminal.type("/quit\n")
         assert terminal.end() == 0
     assert "You said hi there \\x1b]52;c;evil\\x07" in terminal.shown and "\x1b]52" not in terminal.shown
