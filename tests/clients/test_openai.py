@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
+from capitals import QUESTION, Capital
 from openai import (
     APIError,
     AsyncOpenAI,
@@ -22,15 +23,7 @@ from openai import (
     OpenAI,
     pydantic_function_tool,
 )
-from pydantic import BaseModel, Field
 from running_server import RunningServer
-
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-class Capital(BaseModel):
-    city: str = Field(max_length=20)
-    size: Literal["small", "large"]
 
 
 @pytest.fixture(scope="module")

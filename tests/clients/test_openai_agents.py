@@ -7,18 +7,13 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
+from capitals import ASKED, Capital
 from openai import AsyncOpenAI
-from pydantic import BaseModel, Field
 
 agents: Any = pytest.importorskip("agents")
 Agent, Runner = agents.Agent, agents.Runner
 
 pytestmark = pytest.mark.slow
-
-
-class Capital(BaseModel):
-    city: str = Field(max_length=20)
-    size: Literal["small", "large"]
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def settings(**more: Any) -> Any:
 
 def test_typed_output(agent_model: Any, loop: asyncio.Runner) -> None:
     agent = Agent(name="a", model=agent_model, output_type=Capital, model_settings=settings())
-    result = loop.run(Runner.run(agent, "What is the capital of France?"))
+    result = loop.run(Runner.run(agent, ASKED))
     assert isinstance(result.final_output, Capital)
 
 
@@ -49,8 +44,8 @@ def test_text_and_its_stream_agree(agent_model: Any, loop: asyncio.Runner) -> No
     agent = Agent(name="a", model=agent_model, instructions="Answer in one sentence.", model_settings=settings())
 
     async def both() -> tuple[str, str]:
-        whole = await Runner.run(agent, "What is the capital of France?")
-        stream = Runner.run_streamed(agent, "What is the capital of France?")
+        whole = await Runner.run(agent, ASKED)
+        stream = Runner.run_streamed(agent, ASKED)
         deltas = []
         async for event in stream.stream_events():
             if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from capitals import ASKED, Capital
 
 pydantic_ai: Any = pytest.importorskip("pydantic_ai")
 OpenAIChatModel: Any = pytest.importorskip("pydantic_ai.models.openai").OpenAIChatModel
@@ -14,11 +14,6 @@ OpenAIProvider: Any = pytest.importorskip("pydantic_ai.providers.openai").OpenAI
 
 Agent, NativeOutput, Tool, ToolOutput = pydantic_ai.Agent, pydantic_ai.NativeOutput, pydantic_ai.Tool, pydantic_ai.ToolOutput
 pytestmark = pytest.mark.slow
-
-
-class Capital(BaseModel):
-    city: str = Field(max_length=20)
-    size: Literal["small", "large"]
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def chat_model(base_url: str, api_key: str, model_name: str) -> Any:
 @pytest.mark.parametrize("way", [ToolOutput, NativeOutput])
 def test_typed_output(chat_model: Any, way: Any) -> None:
     agent = Agent(chat_model, output_type=way(Capital), retries=0)
-    result = agent.run_sync("What is the capital of France?")
+    result = agent.run_sync(ASKED)
     assert isinstance(result.output, Capital) and result.usage.output_tokens > 0
 
 
@@ -38,8 +33,8 @@ def test_text_and_its_stream_agree(chat_model: Any) -> None:
     agent = Agent(chat_model, instructions="Answer in one sentence.")
 
     async def both() -> tuple[str, str]:
-        whole = await agent.run("What is the capital of France?")
-        async with agent.run_stream("What is the capital of France?") as stream:
+        whole = await agent.run(ASKED)
+        async with agent.run_stream(ASKED) as stream:
             pieces = [piece async for piece in stream.stream_text(delta=True)]
         return whole.output, "".join(pieces)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from asking import CHAT
+from asking import CHAT, posted
 from fake_engine import FakeEngine
 from fastapi import FastAPI
 from pydantic_core import to_json
@@ -27,31 +27,19 @@ def exchange(
     fake: FakeEngine, body: dict[str, Any], *, app: FastAPI | None = None, leaves_after_s: float | None = None, leaves_at_once: bool = False
 ) -> list[dict[str, Any]]:
     """One POST /v1/chat/completions: what was sent to a client that leaves with its request, or once the engine works."""
-    app, sent = app or fake.app(), []
+    messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
-    async def run() -> None:
-        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
-            if leaves_at_once:
-                return {"type": "http.disconnect"}
-            while leaves_after_s is None or not fake.num_open:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(leaves_after_s)
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        if leaves_at_once:
             return {"type": "http.disconnect"}
+        while leaves_after_s is None or not fake.num_open:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(leaves_after_s)
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            if leaves_at_once:
-                await asyncio.Event().wait()
-            sent.append(message)
-
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"", "app": app}
-        await asyncio.wait_for(app(scope, receive, send), 5)
-
-    asyncio.run(run())
+    sent = posted(app or fake.app(), "/v1/chat/completions", receive, is_read=not leaves_at_once)
     assert fake.num_open == 0, "work without a reader"
     return sent
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -29,3 +31,22 @@ def chunks(client: TestClient, route: str, body: Mapping[str, Any]) -> list[dict
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert events[-1] == "[DONE]"
     return [json.loads(event) for event in events[:-1]]
+
+
+def posted(app: FastAPI, path: str, receive: Callable[[], Awaitable[Any]], is_read: bool = True) -> list[dict[str, Any]]:
+    """One POST by bare ASGI: what was sent to a client that reads it, or does not."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        if not is_read:
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b"", "app": app}
+
+    async def run() -> None:
+        await asyncio.wait_for(app(scope, receive, send), 5)
+
+    asyncio.run(run())
+    return sent
