@@ -93,14 +93,14 @@ def seconds(text: str) -> float:
     return number
 
 
-def settings(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return cast(dict[str, Any], value)
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return cast(dict[str, Any], found)
 
 
 def temperature(text: str) -> float:

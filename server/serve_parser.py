@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from .help_format import HelpFormatter
-from .option_forms import adapters, count, key, name, origins, port, positive, seconds, settings, share
+from .option_forms import adapters, count, json_object, key, name, origins, port, positive, seconds, share
 from .reasoning import REASONING_FORMATS
 from .tools.formats import FORMATS, NO_PARSER
 
@@ -198,11 +198,11 @@ class ServeParser(argparse.ArgumentParser):
         )  # fmt: skip
         add("--chat-template", metavar="FILE", help="a Jinja template for conversations, or itself one [the model's]")
         add(
-            "--default-chat-template-kwargs", type=settings, metavar="JSON",
+            "--default-chat-template-kwargs", type=json_object, metavar="JSON",
             help="what its template is told by default, as {\"enable_thinking\": false} [none]",
         )  # fmt: skip
         add("--generation-config", metavar="FROM", help="whose sampling is the default: auto, FOLDER or vllm (none) [auto]")
-        add("--override-generation-config", type=settings, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
+        add("--override-generation-config", type=json_object, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails [600]")
         add("--response-store", metavar="PATH", help="a file that keeps /v1/responses across restarts; memory, or none [memory]")
         add("--max-stored-responses", type=count, metavar="N", help="more, and the least recently used go [10000]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..help_format import CommandParser
-from ..option_forms import count, key, new_file, new_picture, port, several, temperature
+from ..option_forms import count, json_object, key, new_file, new_picture, port, several, temperature
 from .contestants import PATHS
 from .prompt_sets import OWN, PUBLISHED
 from .serve_load import Load
@@ -104,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-p", type=float, metavar="P", help="default: the server's")
     add("--ignore-eos", action="store_true", help="answers of equal length, from servers that know this extension")
     add("--prediction", action="store_true", help="send the code to be edited as OpenAI's Predicted Outputs (sets edits and humanevalfix)")
-    add("--extra-body", type=_object, default={}, metavar="JSON", help="further fields of every request")
+    add("--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request")
     add("--timeout", type=_rate, default=600.0, metavar="S", help="seconds until a request has failed (default %(default)g)")
 
     add = parser.add_argument_group("results").add_argument
@@ -159,16 +158,6 @@ def _percentiles(text: str) -> tuple[float, ...]:
     if max(wanted) > 100:
         raise argparse.ArgumentTypeError(f"{max(wanted):g} is above 100")
     return wanted
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object")
-    return found
 
 
 def _goal(parser: argparse.ArgumentParser, text: str) -> tuple[str, float]:
