@@ -223,7 +223,8 @@ def test_life_of_a_server(server_process: Callable[..., RunningServer], tiny_tar
     assert chunks[-1] == "data: [DONE]"
     reasons = [choice["finish_reason"] for line in chunks[:-1] for choice in json.loads(line[5:])["choices"]]
     assert reasons[-1] == "length"
-    assert answers and answers[-1].status_code == 503, answers
+    assert answers and answers[-1].status_code == 503 and answers[-1].json()["error"]["code"] == "server_shutdown", answers
+    assert answers[-1].headers["retry-after"] and answers[-1].headers["connection"] == "close"
     assert server.process.wait(20) == 0
     assert "Traceback" not in server.log and "SIGTERM: 1 requests in flight" in server.log
     assert "nanobind" not in server.log, "what stays behind at the end is reported by extensions"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hash_engine import hash_engine
 from real_app import app_of
-from running_server import RunningServer
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
@@ -149,36 +148,3 @@ def test_stopping_saves_and_the_next_server_has_it(tiny_tokenizer: PreTrainedTok
         client.complete(None)  # brings the corpus in
         told = client.complete(None)
         assert told["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 4
-
-
-@pytest.mark.slow  # engines keep theirs in engine/test_llm.py; a server that stops saves them in the test above
-def test_a_real_server_keeps_its_answers_across_a_restart(
-    tiny_target: Path, tmp_path: Path, server_process: Callable[..., RunningServer]
-) -> None:
-    suffix = '{"method": "suffix", "adaptive": false}'  # whether guesses pay on a tiny model is not the question
-    flags = ("--speculative-config", suffix, "--speculation-corpus-dir", tmp_path / "corpora", "--api-key", "a-key")
-    headers = {"Authorization": "Bearer a-key"}
-
-    def complete(server: RunningServer) -> dict[str, Any]:
-        body = {"prompt": "The quick brown fox", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-        with server.client(headers=headers) as client:
-            answer = client.post("/v1/completions", json=body | {"speculation": {"corpus_id": "tests"}})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    before = server_process(tiny_target, *flags)
-    told = complete(before)
-    assert before.stop() == 0
-    (file,) = (tmp_path / "corpora").iterdir()
-    assert "a-key" not in file.read_text(encoding="utf-8")
-
-    after = server_process(tiny_target, *flags)
-    with after.client(headers=headers) as client:
-        (corpus,) = client.get(PATH).json()["data"]
-        assert corpus["corpus_id"] == "tests" and corpus["num_tokens"] == 40
-        assert json.loads(client.get(f"{PATH}/{corpus['id']}").text)["text"].strip().endswith(told["choices"][0]["text"].strip())
-    complete(after)  # brings the corpus in
-    again = complete(after)
-    assert again["choices"] == told["choices"]
-    assert again["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 20
-    assert "Traceback" not in before.log + after.log

@@ -201,6 +201,7 @@ def test_prometheus_scrapes_the_server_and_answers_every_expression(server: Runn
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [server.url.removeprefix("http://")]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
+    text = httpx.get(server.url + "/metrics").text
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
@@ -226,10 +227,12 @@ def test_prometheus_scrapes_the_server_and_answers_every_expression(server: Runn
                     server.complete("one two one two one two", max_tokens=64, ignore_eos=True)
                 time.sleep(0.5)
             empty = {expression for expression in ASKED if not rows(expression)}
+            stored = client.get("/label/__name__/values").json()["data"]
             rules = client.get("/rules").json()["data"]["groups"]
     finally:
         process.terminate()
         process.wait(30)
+    assert {re.split("[{ ]", line)[0] for line in text.splitlines() if line[0] != "#"} <= set(stored)
     health = {rule["name"]: rule["health"] for group in rules for rule in group["rules"]}
     assert set(health.values()) <= {"ok", "unknown"} and len(health) == len(asked_by_alerts())
     unknown_speedup = {expression for expression in ASKED if "estimated_speedup" in expression}

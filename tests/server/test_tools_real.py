@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 from running_server import RunningServer, start_server
 
 from foretoken.engine.model_folder import embedded
@@ -74,60 +74,9 @@ def test_a_named_function_is_called_with_and_without_speculation(client: OpenAI)
     assert told[0] == told[1] and told[0][0] == "get_weather"
 
 
-def test_a_stream_tells_the_same_call(client: OpenAI) -> None:
-    fields = {"tool_choice": "required", "parallel_tool_calls": False}
-    (call,) = ask(client, **fields).choices[0].message.tool_calls
-    name, arguments, reason = "", "", None
-    for chunk in ask(client, stream=True, **fields):
-        choice = chunk.choices[0]
-        assert not choice.delta.content
-        for delta in choice.delta.tool_calls or ():
-            assert delta.index == 0
-            name += delta.function.name or ""
-            arguments += delta.function.arguments or ""
-        reason = choice.finish_reason or reason
-    assert (name, arguments, reason) == (call.function.name, call.function.arguments, "tool_calls")
 
 
-def test_the_clients_stream_helper_puts_calls_together(client: OpenAI) -> None:
-    with client.chat.completions.stream(
-        model="demo", messages=QUESTION, tools=TOOLS, tool_choice="required", temperature=0, max_tokens=200
-    ) as stream:
-        events = list(stream)
-        message = stream.get_final_completion().choices[0].message
-    assert message.tool_calls
-    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
-    assert [event.arguments for event in done] == [call.function.arguments for call in message.tool_calls]
-    for call in message.tool_calls:
-        check(call.function.name, call.function.arguments)
 
-
-def test_a_result_goes_back_to_the_model(client: OpenAI) -> None:
-    message = ask(client, tool_choice="required", parallel_tool_calls=False).choices[0].message
-    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"temperature": 21}'}
-    answer = ask(client, messages=[*QUESTION, message, result], tool_choice="none")
-    assert answer.choices[0].finish_reason in ("stop", "length") and answer.choices[0].message.tool_calls is None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0 or answer.choices[0].message.content is not None
-
-
-def test_a_free_choice_is_told_as_what_it_is(client: OpenAI) -> None:
-    """Whether it calls is the model's matter; what it says is all there either way."""
-    plain = ask(client, extra_body={"skip_special_tokens": False})
-    choice = plain.choices[0]
-    if choice.message.tool_calls:
-        assert choice.finish_reason in ("tool_calls", "length")
-    else:
-        assert choice.message.content and choice.finish_reason in ("stop", "length")
-
-
-def test_mistakes_are_the_clients_bad_requests(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        ask(client, tool_choice={"type": "function", "function": {"name": "other"}})
-    assert refused.value.param == "tool_choice"
-    with pytest.raises(BadRequestError) as refused:
-        pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
-        ask(client, tools=[{"type": "function", "function": {"name": "f", "parameters": pattern}}], tool_choice="required")
-    assert refused.value.param == "tools"
 
 
 KIMI = (

@@ -124,10 +124,11 @@ def test_the_form_of_the_answer(api: TestClient, fake: FakeEngine) -> None:
 
 
 def test_our_own_fields_reach_the_engine(api: TestClient, fake: FakeEngine) -> None:
-    create(api, speculation={"method": "off"}, top_k=7, stop=["x"], cache_salt="s", priority=2)
+    predicted = {"type": "content", "content": "a"}
+    create(api, speculation={"method": "off"}, top_k=7, stop=["x"], cache_salt="s", priority=2, prediction=predicted)
     call = fake.calls[-1]
     assert call.params.speculation_settings.method == "off" and call.params.top_k == 7 and call.params.stop == ["x"]
-    assert call.priority == 2
+    assert call.priority == 2 and call.params.prediction
 
 
 def test_a_conversation_goes_on(api: TestClient, fake: FakeEngine) -> None:
