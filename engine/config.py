@@ -38,6 +38,8 @@ class ModelConfig:
     dtype: str = "auto"  # auto, float32, bfloat16
     max_model_len: int | None = None  # None = what the model was made for
     revision: str | None = None
+    tokenizer: str | None = None  # a folder or hub id; None = the model's
+    tokenizer_revision: str | None = None
     executor: str = "auto"  # native, torch, transformers; auto = the first of them that can run the network
     device: str = "auto"  # cpu, cuda, cuda:N; auto = a GPU if there is one that can run the network
     batch_invariant: bool = False  # on a GPU: a row's scores are the same bits in any batch, at some cost

@@ -33,7 +33,7 @@ OUR_NAMES = (
     *("dtype", "max_model_len", "revision", "executor", "seed", "served_model_name", "quantization", "kv_cache_dtype", "threads"),
     *("kv_cache_gb", "enable_prefix_caching", "kv_cache_memory_bytes", *RENAMED, "device", "batch_invariant"),
     *("max_num_seqs", "max_num_batched_tokens", "max_draft_tokens_per_step", "generation_config", "override_generation_config"),
-    "chat_template",
+    *("chat_template", "tokenizer", "tokenizer_revision"),
     *("enable_lora", "max_loras", "max_lora_rank"),
     *("disable_log_stats", "allow_synthetic_acceptance", "speculation_corpus_dir", *ONE_DEVICE),
 )
@@ -82,6 +82,8 @@ def engine_config(
         values.setdefault("kv_cache_gb", values["kv_cache_memory_bytes"] / 2**30)
     if isinstance(values.get("served_model_name"), (list, tuple)):
         values["served_model_name"] = values["served_model_name"][0]
+    if "tokenizer" in values:
+        values["tokenizer"] = os.fspath(values["tokenizer"])
     _settle_formats(values)
     values["model"] = DEMO_MODEL if model is None else os.fspath(model)
     return EngineConfig(

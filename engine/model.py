@@ -28,11 +28,8 @@ from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
-from .model_folder import Progress, config_json, find_folder, one_line, read_json, require_files, weight_files
+from .model_folder import TOKENIZER_FILES, TOKENIZERS, Progress, config_json, find_folder, one_line, read_json, require_files, weight_files
 from .network_plan import NetworkPlan, plan_network
-
-TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
-"""Files that a tokenizer is read from, by what transformers has to say of them."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,7 @@ def load_model(
     hf_config = whole if config.executor == "transformers" else text_half(whole)
     if num_layers is not None:
         _keep_layers(hf_config, num_layers, folder)
-    tokenizer = _load_tokenizer(folder, whole)
-    if tokenizer.chat_template is None:  # models that can see may keep it with what reads their images
-        tokenizer.chat_template = (read_json(folder, "chat_template.json") or {}).get("chat_template")
-    if config.chat_template is not None:
-        tokenizer.chat_template = _template(config.chat_template)
+    tokenizer = _tokenizer(folder, config, whole, progress)
     if num_layers is not None and bank is None:
         bank = WeightBank()  # nothing to share, but then the layers left out are no surprise
     executor, plan, adapters = load_executor(folder, hf_config, config, progress, native_quantization, bank, room)
@@ -266,6 +259,23 @@ def read_config(folder: Path) -> transformers.PretrainedConfig:
         return read_model_config(folder, model_type)
     except Exception as error:  # every config class has checks of its own
         raise ModelLoadError(f"{folder}/config.json is not a valid {model_type} config: {one_line(error)}") from error
+
+
+def _tokenizer(
+    folder: Path, config: ModelConfig, hf_config: transformers.PretrainedConfig, progress: Progress
+) -> transformers.PreTrainedTokenizerBase:
+    """The folder's, or the one that the settings name, with its chat template or theirs. hf_config: of the whole model."""
+    if config.tokenizer is not None:
+        folder = find_folder(config.tokenizer, config.tokenizer_revision, progress, files=TOKENIZER_FILES)
+        progress(f"loading the tokenizer in {folder}")
+    tokenizer = _load_tokenizer(folder, hf_config)
+    if config.tokenizer is not None and (last := max(tokenizer.get_vocab().values())) >= (size := hf_config.get_text_config().vocab_size):
+        raise ConfigError(f"tokenizer {config.tokenizer} does not fit: it has token ids up to {last}, and the model's end at {size - 1}")
+    if tokenizer.chat_template is None:  # models that can see may keep it with what reads their images
+        tokenizer.chat_template = (read_json(folder, "chat_template.json") or {}).get("chat_template")
+    if config.chat_template is not None:
+        tokenizer.chat_template = _template(config.chat_template)
+    return tokenizer
 
 
 def _load_tokenizer(folder: Path, hf_config: transformers.PretrainedConfig) -> transformers.PreTrainedTokenizerBase:

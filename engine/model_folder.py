@@ -17,6 +17,9 @@ from .errors import ModelLoadError
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
+"""Files that a tokenizer is read from, by what transformers has to say of them."""
+TOKENIZER_FILES = [*TOKENIZERS, "*.json", "merges.txt", "*.jinja"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]  # the same weights in other formats
 ADAPTER = "adapter_config.json"
 ADAPTER_FOLDER = "adapter"  # where some repositories have it

@@ -44,12 +44,12 @@ TAKING_A_VALUE = frozenset(
     --override-neuron-config --override-pooler-config --per-request-spec-decode-metrics --performance-mode
     --pooler-config
     --preemption-mode --prefix-caching-hash-algo --pt-load-map-location --qlora-adapter-name-or-path
-    --renderer-num-workers --response-role --root-path --rope-scaling --rope-theta --runner --safetensors-load-strategy
-    --scheduler-cls --scheduler-delay-factor --scheduling-policy --show-hidden-metrics-for-version --ssl-ca-certs
-    --ssl-cert-reqs --ssl-ciphers --structured-outputs-config --swap-space --task --tokenizer --tokenizer-mode
-    --tokenizer-pool-extra-config --tokenizer-pool-size --tokenizer-pool-type --tokenizer-revision
+    --renderer-num-workers --response-role --rope-scaling --rope-theta --runner --safetensors-load-strategy
+    --scheduler-cls --scheduler-delay-factor --scheduling-policy --show-hidden-metrics-for-version
+    --ssl-ciphers --structured-outputs-config --swap-space --task --tokenizer-mode
+    --tokenizer-pool-extra-config --tokenizer-pool-size --tokenizer-pool-type
     --tool-parser-plugin --tool-server --typical-acceptance-sampler-posterior-alpha
-    --typical-acceptance-sampler-posterior-threshold --uds --video-pruning-rate --worker-cls --worker-extension-cls
+    --typical-acceptance-sampler-posterior-threshold --video-pruning-rate --worker-cls --worker-extension-cls
     """.split()
 )
 TAKING_VALUES = frozenset(
@@ -64,10 +64,9 @@ NOTES = {
     "--load-format": "weights are read from safetensors",
     "--hf-token": "set HF_TOKEN",
     "--download-dir": "set HF_HOME",
+    "--enable-ssl-refresh": "start it again when the certificate is renewed",
     "--lora-dtype": "adapters have the model's dtype",
     "--max-cpu-loras": "all adapters are where the model is; --max-loras says how many",
-    "--tokenizer": "the tokenizer of the model folder is used",
     "--trust-remote-code": "code from a model folder is never run",
-    "--uds": "the server listens on --host and --port",
 }
 """What a user of these should know beyond "ignored"."""

@@ -34,8 +34,20 @@ CLIENT_GONE = 499
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+class Below:
+    """Around all: takes the prefix of a proxy off where that left it on, so that paths are the same to whoever reads them."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (scope.get("path", "") + "/").startswith(self._root_path + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
+        await self._app(scope, receive, send)
+
+
 class Labelled:
-    """Outermost: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500."""
+    """Outermost but for that: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500."""
 
     def __init__(self, app: ASGIApp, on_response: Callable[[Scope, int], None]) -> None:
         self._app = app

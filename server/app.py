@@ -20,7 +20,7 @@ from starlette.types import Scope
 from .. import __version__
 from ..engine.errors import ForetokenError
 from .adapters import add_adapters
-from .admission import Gate, Labelled
+from .admission import Below, Gate, Labelled
 from .anthropic.error_shape import AnthropicErrors
 from .anthropic.messages import add_messages
 from .chat import create_chat_completion
@@ -95,6 +95,8 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     )
     app.add_middleware(Labelled, on_response=on_response)
     app.add_middleware(AnthropicErrors)
+    if config.root_path:
+        app.add_middleware(Below, root_path=config.root_path)
     return app
 
 

@@ -73,8 +73,10 @@ def _memory_held() -> str:
 
 
 def _addresses(config: ServerConfig, base_url: str, made_key: bool) -> list[tuple[str, str]]:
-    found = [
-        ("listening", base_url),
+    found = [("listening", base_url)]
+    if base_url.startswith("unix:"):
+        base_url = ""
+    found += [
         ("page", f"{base_url}/  (chat, live metrics)"),
         ("API", f"{base_url}/v1  (described by /openapi.json)"),
         ("metrics", f"{base_url}/metrics"),
@@ -96,9 +98,14 @@ def _examples(config: ServerConfig, engine: Engine, base_url: str, made_key: boo
     route = "chat/completions" if chats else "completions"
     asked = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Once upon a time"}
     body = shlex.quote(json.dumps({"model": engine.model.name, **asked}))
-    talk = f"foretoken chat --url {base_url}" + (f" --api-key {key}" if made_key else "")
+    sdk_more = curl_more = ""
+    talk = f"foretoken chat --url {shlex.quote(base_url)}" + (f" --api-key {key}" if made_key else "")
+    if base_url.startswith("unix:"):
+        path, base_url = base_url[5:], f"http{'s' * bool(config.tls.ssl_certfile)}://localhost"  # what a request has to name
+        sdk_more = f", http_client=httpx.Client(transport=httpx.HTTPTransport(uds={path!r}))"
+        curl_more = f"--unix-socket {shlex.quote(path)} "
     return [
         ("chat", talk if chats else "not with this model: it has no chat template, so /v1/completions continues prompts"),
-        ("SDK", f"OpenAI(base_url='{base_url}/v1', api_key={sdk_key})"),
-        ("curl", f"curl {base_url}/v1/{route} -H 'Content-Type: application/json' {auth}-d {body}"),
+        ("SDK", f"OpenAI(base_url='{base_url}/v1', api_key={sdk_key}{sdk_more})"),
+        ("curl", f"curl {curl_more}{base_url}/v1/{route} -H 'Content-Type: application/json' {auth}-d {body}"),
     ]

@@ -153,13 +153,13 @@ def serve(flags: Sequence[str]) -> int:
     """`foretoken serve`: read the settings, take the port, and only then load what is slow."""
     from ..engine.errors import ForetokenError
     from .config import ServerConfig
-    from .listener import ListenError, listen
+    from .listener import ListenError, listen, listen_at
 
     log_level = "info"
     try:
         config = ServerConfig.from_cli(flags)
         log_level = config.log_level
-        with listen(config.host, config.port) as listener:
+        with listen_at(config.uds) if config.uds else listen(config.host, config.port) as listener:
             from .launch import serve as run
 
             return run(config, listener)

@@ -23,6 +23,7 @@ from ..proposers.config_entry import SpeculativeConfigError
 from ..proposers.config_reading import parse_speculative_config, read_speculative_config
 from .options import read_options
 from .serve_parser import ServeParser
+from .tls import TlsConfig
 
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 """Pages that may call when no origins are configured: those served from this machine."""
@@ -70,6 +71,9 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: str = "127.0.0.1"
     port: int = 8000  # 0 = any free one
+    uds: str | None = None  # a unix domain socket to listen on instead
+    root_path: str | None = None  # where a proxy has us; requests may begin with it
+    tls: TlsConfig = field(default_factory=TlsConfig)
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # any of them opens; none = no authentication
     key_priorities: tuple[int, ...] = ()  # of api_keys: the best that their requests may have, lower goes first; empty = 0 for all
     insecure_no_auth: bool = False  # no key although the host is reachable from outside
@@ -130,7 +134,7 @@ class ServerConfig:
             adapters=_adapters(values),
             **{name: values[name] for name in ENGINE_SETTINGS if name in values},
         )
-        return cls(engine=engine, **_named(cls, values))
+        return cls(engine=engine, tls=_fill(TlsConfig, values), **_named(cls, values))
 
 
 def speculation(values: Mapping[str, Any]) -> SpeculativeConfig | None:
@@ -223,6 +227,8 @@ def _unapplied(values: Mapping[str, Any]) -> list[str]:
     """Values of our own flags that are understood and cannot be followed."""
     dtype = values.get("dtype")
     found = [f"--dtype {dtype} is not served; auto is used"] if dtype in ("half", "float16") else []
+    if "ssl_ca_certs" in values and not values.get("ssl_cert_reqs"):
+        found.append("--ssl-ca-certs has no effect without --ssl-cert-reqs 1 or 2")
     if values.keys().isdisjoint({"enable_lora", "lora_modules"}):
         alone = ("--max-loras", "--max-lora-rank", "--allow-runtime-lora-updating")
         found += [f"{flag} has no effect without --enable-lora" for flag in alone if flag[2:].replace("-", "_") in values]

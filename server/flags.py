@@ -15,11 +15,6 @@ import yaml
 
 from ..engine.vllm_flags import NOTES, SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 
-# Ignoring these would leave somebody less safe than they asked to be.
-REFUSED = {
-    "--ssl-certfile": "TLS is not served: put a proxy that ends TLS in front",
-    "--ssl-keyfile": "TLS is not served: put a proxy that ends TLS in front",
-}
 # What to say here in place of SGLang's, llama.cpp's, LMDeploy's, TGI's and mlx-lm's flags.
 ELSEWHERE = {
     **dict.fromkeys(["--speculative-algorithm", "--spec-type"], "--spec-method"),
@@ -62,7 +57,7 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 
 
 class UnknownFlag(ValueError):
-    """A flag that neither we nor vLLM know, or one that is refused; the message names the nearest."""
+    """A flag that neither we nor vLLM know; the message names the nearest."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +91,6 @@ def separate(argv: Sequence[str], own_flags: Collection[str]) -> Separated:
             _assign(dotted, key, value if equals else _take_value(words, word))
         elif name in own_flags:
             own.append(name + equals + value)
-        elif name in REFUSED:
-            raise UnknownFlag(f"{name} is refused: {REFUSED[name]}")
         elif _skip_foreign(name, bool(equals), words):
             ignored.append(name)
         else:

@@ -55,6 +55,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     signal.signal(signal.SIGTERM, _end_at_once)  # until the server takes over; process 1 of a container has no default action
     config, made_key = with_key(config, reachable_from_outside(listener))
     require_folders(config.engine)
+    tls = config.tls.context()
     check_store(config.response_store)
     allow_many_connections()
     progress = Loading()
@@ -70,7 +71,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
     def announce() -> None:
         progress("ready")
         columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-        tell("\n".join(banner(config, engine, url(listener), made_key, columns)))
+        tell("\n".join(banner(config, engine, url(listener, tls is not None), made_key, columns)))
 
     web = uvicorn.Config(
         create_app(driver, config),
@@ -84,6 +85,8 @@ def serve(config: ServerConfig, listener: socket.socket) -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSING_S,
     )
+    web.load()
+    web.ssl = tls  # uvicorn would read the files again, and say less of what is wrong with them
     server = Server(web, driver, config.drain_timeout_s, announce)
     asyncio.run(server.serve(sockets=[listener]))
     return server.status if server.started else SOFTWARE
@@ -205,6 +208,8 @@ def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]
 def require_folders(config: EngineConfig) -> None:
     """Say at once what a loader would find out seconds later. Hub ids pass. Raises ModelLoadError."""
     require_model_folder(config.model.model)
+    if config.model.tokenizer is not None and not _is_hub_id(config.model.tokenizer):
+        find_folder(config.model.tokenizer, None, lambda line: None)
     for module in config.adapters.modules if config.adapters is not None else ():
         if not _is_hub_id(module.path):
             find_adapter(module.path)

@@ -7,11 +7,16 @@ import errno
 import ipaddress
 import logging
 import math
+import os
 import resource
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+from ..engine.errors import ConfigError
 
 logger = logging.getLogger("foretoken.server")
 
@@ -49,19 +54,52 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket) -> str:
-    """Where to reach it from this machine: wildcard addresses are shown as loopback."""
+@contextmanager
+def listen_at(path: str) -> Iterator[socket.socket]:
+    """The same at a unix domain socket, whose file goes at the end. Raises ListenError and ConfigError."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            _remove_stale(path)
+            listener.bind(path)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ListenError(f"--uds {path} is there already: stop the server that listens on it, or name another path") from None
+            why = error.strerror or "the path of a socket has at most 107 bytes"  # which Python finds itself
+            raise ConfigError(f"cannot listen on --uds {path}: {why}") from None
+        listener.setblocking(False)
+        inode = os.stat(path).st_ino
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if os.stat(path).st_ino == inode:  # else it is another server's by now
+                    os.unlink(path)
+
+
+def _remove_stale(path: str) -> None:
+    """What a server that was killed has left behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # one that runs may be too busy to answer
+        if Path(path).is_socket() and probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
+
+
+def url(listener: socket.socket, is_tls: bool = False) -> str:
+    """Where to reach it from this machine: wildcard addresses are shown as loopback. `unix:PATH` for a file."""
+    if listener.family == socket.AF_UNIX:
+        return "unix:" + os.path.abspath(listener.getsockname())
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host)
     if address.is_unspecified:
         host = "127.0.0.1"
     elif address.version == 6:
         host = f"[{host}]"
-    return f"http://{host}:{port}"
+    return f"{'https' if is_tls else 'http'}://{host}:{port}"
 
 
 def reachable_from_outside(listener: socket.socket) -> bool:
-    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    return listener.family != socket.AF_UNIX and not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def allow_many_connections() -> None:

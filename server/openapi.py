@@ -145,7 +145,8 @@ OPERATIONS = (
 def add_openapi(app: FastAPI, serving: Serving) -> None:
     @lru_cache(maxsize=1)
     def content(names: tuple[str, ...]) -> bytes:
-        return json.dumps(document(names, bool(serving.config.api_keys)), ensure_ascii=False).encode()
+        servers = {"servers": [{"url": serving.config.root_path or "/"}]}
+        return json.dumps(document(names, bool(serving.config.api_keys)) | servers, ensure_ascii=False).encode()
 
     @app.get(PATH, response_model=None)
     async def openapi() -> Response:

@@ -76,6 +76,13 @@ def port(text: str) -> int:
     return int(text)
 
 
+def prefix(text: str) -> str:
+    """Of a path, without a slash at its end."""
+    if not re.fullmatch(r"(?!/v1/?$)(/[^/?#\s]+)*/?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no path such as /name; /v1 is the API's own")
+    return text.rstrip("/")
+
+
 def positive(text: str) -> float:
     number = seconds(text)
     if number == 0:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from .flags import REFUSED, UnknownFlag, separate
+from .flags import UnknownFlag, separate
 from .serve_parser import ServeParser
 
 SPECULATION_OPTIONS = frozenset(
@@ -97,11 +97,11 @@ def _words_of(settings: Mapping[Any, Any], parser: ServeParser) -> list[str]:
     for key, value in settings.items():
         flag = "--" + str(key).replace("_", "-").removeprefix("--")
         match value:
-            case None if flag in parser.flags | REFUSED.keys():
+            case None if flag in parser.flags:
                 pass
             case False if (no := flag.replace("--", "--no-", 1)) in parser.flags:
                 words.append(no)
-            case False if flag[2:] in parser.switches or flag in REFUSED:
+            case False if flag[2:] in parser.switches:
                 pass
             case None | bool():
                 words.append(flag)

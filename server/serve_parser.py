@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from .help_format import HelpFormatter
-from .option_forms import adapters, count, json_object, key, name, origins, port, positive, seconds, share
+from .option_forms import adapters, count, json_object, key, name, origins, port, positive, prefix, seconds, share
 from .reasoning import REASONING_FORMATS
 from .tools.formats import FORMATS, NO_PARSER
 
@@ -108,6 +108,8 @@ class ServeParser(argparse.ArgumentParser):
         add = self.section("model").add
         add("--model", metavar="MODEL", help="the same as MODEL [foretoken-demo, the embedded one]")
         add("--revision", metavar="REV", help="branch, tag or commit of a Hugging Face id [its main branch]")
+        add("--tokenizer", metavar="FOLDER", help="another tokenizer for it, or a Hugging Face id [the model's own]")
+        add("--tokenizer-revision", metavar="REV", help="likewise [its main branch]")
         add("--max-model-len", type=count, metavar="N", help="context length; 8k and 8K are understood [the model's own]")
         add("--seed", type=int, metavar="N", help=ENGINE_SEED)
 
@@ -212,6 +214,8 @@ class ServeParser(argparse.ArgumentParser):
         add = self.section(NETWORK).add
         add("--host", metavar="HOST", help="address to listen on; 0.0.0.0 = all [127.0.0.1]")
         add("--port", type=port, metavar="PORT", help="0 = any free one [8000]")
+        add("--uds", metavar="PATH", help="listen on a unix domain socket there instead [none]")
+        add("--root-path", type=prefix, metavar="PATH", help="where a proxy has the server; it may take it off requests or not [none]")
         add("--max-body-bytes", type=count, metavar="N", help="longer requests are refused [4194304]")
         add("--drain-timeout", "--shutdown-timeout", type=seconds, dest="drain_timeout_s", metavar="S", help="to finish on SIGTERM [30]")
 
@@ -221,6 +225,10 @@ class ServeParser(argparse.ArgumentParser):
             "--api-key", action="append", type=key, dest="api_keys", metavar="KEY",
             help="clients must send it; may be repeated, and end in :priority=N [none; made up if others can reach the server]",
         )  # fmt: skip
+        add("--ssl-keyfile", metavar="FILE", help="the certificate's private key, in PEM [none]")
+        add("--ssl-certfile", metavar="FILE", help="serve https with it; others up to its root follow in the file [none]")
+        add("--ssl-ca-certs", metavar="FILE", help="who may have signed clients' certificates [none]")
+        add("--ssl-cert-reqs", type=int, choices=(0, 1, 2), metavar="N", help="of clients: 0 none, 1 checked if shown, 2 needed [0]")
         add("--insecure-no-auth", action="store_true", help="no key although others can reach the server [off]")
         add(
             "--allow-runtime-lora-updating", action="store_true",

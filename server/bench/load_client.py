@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from ..tls import UNTRUSTED
+
 T = TypeVar("T")
 
 MAX_LINE = 1 << 20
@@ -153,6 +155,8 @@ class LoadClient:
         content = b"" if body is None else json.dumps(body).encode()
         try:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=MAX_LINE)
+        except ssl.SSLCertVerificationError as error:
+            raise ServerFailed(f"{self.url} {UNTRUSTED}") from error
         except OSError as error:
             raise Unreachable(f"no server answers at {self.url} ({error.strerror or error}): start it, or correct the URL") from error
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from ..tls import UNTRUSTED
 from .tokens import Token
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
@@ -42,8 +43,10 @@ class ChatClient:
         """Raises ChatError for what can be no address or no key."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        scheme, _, path = self.url.partition("unix:")
+        transport, address = (None, self.url) if scheme or not path else (httpx.HTTPTransport(uds=path), "http://localhost")
         try:
-            self._client = httpx.Client(base_url=self.url + "/v1/", headers=headers, timeout=TIMEOUT)
+            self._client = httpx.Client(base_url=address + "/v1/", headers=headers, timeout=TIMEOUT, transport=transport)
         except httpx.InvalidURL as error:
             raise NoServer(f"{base_url!r} is no address of a server ({error}): write it as http://HOST:PORT") from None
         except UnicodeEncodeError:
@@ -88,6 +91,8 @@ class ChatClient:
     def _unreachable(self, error: Exception) -> ChatError:
         if isinstance(error, httpx.UnsupportedProtocol):
             return NoServer(f"{self.url!r} is no address of a server: write it as http://HOST:PORT")
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return ChatError(f"{self.url} {UNTRUSTED}")
         if isinstance(error, httpx.ConnectError):
             return NoServer(f"no server at {self.url}: start one with `foretoken serve`, or name another with --url")
         if isinstance(error, httpx.TimeoutException):

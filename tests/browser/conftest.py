@@ -34,7 +34,8 @@ globalThis.fetch = async (address, options) => {
 def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The embedded model with two proposers that guess in every step, whatever it costs: what is guessed is not left to the clock."""
     speculation = [{"method": method, "num_speculative_tokens": 4, "adaptive": False} for method in ("ngram", "draft_model")]
-    server = start_server(["--speculative-config", json.dumps(speculation)], tmp_path_factory.mktemp("page") / "server.log")
+    flags = ["--root-path", "/name", "--speculative-config", json.dumps(speculation)]
+    server = start_server(flags, tmp_path_factory.mktemp("page") / "server.log")
     yield server
     server.process.kill()
     server.process.wait()

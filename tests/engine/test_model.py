@@ -101,6 +101,18 @@ def test_a_whole_folder(folder: Path):
     assert lines and all("\n" not in line for line in [*lines, model.describe()])
 
 
+def test_a_tokenizer_from_elsewhere(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.glob("tokenizer*"):
+        file.rename(other / file.name)
+    (other / "chat_template.jinja").write_text("mine")
+    model = load(folder, tokenizer=str(other))
+    assert model.tokenizer("a").input_ids == [4] and model.tokenizer.chat_template == "mine" and model.eos_token_ids == {2, 3}
+    with pytest.raises(ConfigError, match="foretoken-demo does not fit: it has token ids up to 8191, and the model's end at 63"):
+        load(folder, tokenizer="foretoken-demo")
+
+
 IMPORTS = """
 import sys
 import transformers.models.auto.tokenization_auto  # brings in older versions what is not needed, too

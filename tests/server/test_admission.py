@@ -35,6 +35,16 @@ def test_every_route_but_health_and_metrics_needs_the_key(fake: FakeEngine) -> N
     assert client.get("/v1/models", headers={"Host": "x/health?y="}).status_code == 401
 
 
+@pytest.mark.parametrize("prefix", ["", "/name"])
+def test_a_proxy_may_leave_its_prefix_on(fake: FakeEngine, prefix: str) -> None:
+    client = fake.client(root_path="/name", api_keys=("k",))
+    paths = ("/", "/health", "/page/main.js", "/v1/models", "/nothing", "/names/health")
+    assert [client.get(prefix + path).status_code for path in paths] == [200, 200, 200, 401, 401, 401]
+    assert client.get(prefix).status_code == 200
+    described = client.get(prefix + "/openapi.json", headers={"x-api-key": "k"}).json()
+    assert described["servers"] == [{"url": "/name"}]
+
+
 @pytest.mark.parametrize(
     "header",
     ["", "Bearer", "Bearer ", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-key2", "Bearer first-ke", "Bearer \xff"],

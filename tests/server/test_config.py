@@ -11,9 +11,10 @@ from foretoken.engine.errors import ConfigError
 from foretoken.engine.vllm_flags import SWITCHES, TAKING_A_VALUE, TAKING_VALUES
 from foretoken.proposers.config import DraftModelConfig, MtpConfig, NgramConfig
 from foretoken.server.config import ServerConfig
-from foretoken.server.flags import ELSEWHERE, REFUSED, separate
+from foretoken.server.flags import ELSEWHERE, separate
 from foretoken.server.run_batch_options import BatchParser
 from foretoken.server.serve_parser import ServeParser
+from foretoken.server.tls import TlsConfig
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,7 @@ def test_every_flag_reaches_its_setting() -> None:
         *("--api-key", "k1", "--api-key", "k2:priority=-3"),
         *("--allowed-origins", '["https://a.example"]', "--max-body-bytes", 1000, "--drain-timeout", 1.5, "--log-level", "debug"),
         *("--request-timeout", 90, "-q", "INT4", "--kv-cache-dtype", "int8", "--threads", 3),
+        *("--tokenizer", "W", "--uds", "S", "--root-path", "/a/b/", "--ssl-keyfile", "K", "--ssl-certfile=C", "--ssl-cert-reqs", 2),
     )
     model, cache, scheduler = config.engine.model, config.engine.cache, config.engine.scheduler
     assert (model.model, model.served_model_name, model.dtype, model.max_model_len) == ("T", "a", "float32", 2000)
@@ -61,6 +63,7 @@ def test_every_flag_reaches_its_setting() -> None:
     assert config.max_queued_requests == config.engine.max_queued_requests == 5
     assert (config.host, config.port, config.api_keys, config.insecure_no_auth) == ("::1", 9, ("k1", "k2"), True)
     assert config.key_priorities == (0, -3)
+    assert (model.tokenizer, config.uds, config.root_path, config.tls) == ("W", "S", "/a/b", TlsConfig("K", "C", None, 2))
     assert (config.allowed_origins, config.allowed_origin_regex) == (("https://a.example",), None)
     assert (config.max_body_bytes, config.drain_timeout_s, config.request_timeout_s, config.log_level) == (1000, 1.5, 90, "debug")
     assert config.served_model_names == ("a", "b")
@@ -152,7 +155,7 @@ def test_mistakes_in_a_file_or_the_environment_name_their_place(
 
 def test_what_a_file_switches_off_or_leaves_empty_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "server.yaml"
-    file.write_text("port:\nenable-prefix-caching: false\ninsecure-no-auth: false\nssl-keyfile:\nssl-certfile: false\n")
+    file.write_text("port:\nenable-prefix-caching: false\ninsecure-no-auth: false\nssl-keyfile:\n")
     config = read("--config", file)
     assert config.port == 8000 and not config.engine.cache.enable_prefix_caching and not config.insecure_no_auth
     assert not capsys.readouterr().err
@@ -221,7 +224,7 @@ def test_flags_of_other_commands_are_no_variables() -> None:
         (("--allowed-origins", "https://a.example/"), "without a path"),
         (("--allowed-origins", "https://*.example"), "is not * or an origin"),
         (("--allowed-origins", "[x"), "not a JSON list"),
-        (("--ssl-keyfile", "k.pem"), "put a proxy that ends TLS in front"),
+        *((("--root-path", path), "is no path such as /name") for path in ("name", "/v1/")),
         (("--port",), "expected one argument"),
     ],
 )
@@ -248,7 +251,7 @@ def test_flags_of_vllm_without_meaning_warn_once_and_go_on(capsys: pytest.Captur
 
 
 def test_no_flag_is_in_two_tables() -> None:
-    tables = [SWITCHES, TAKING_A_VALUE, TAKING_VALUES, frozenset(REFUSED), frozenset(ELSEWHERE), frozenset(ServeParser().flags)]
+    tables = [SWITCHES, TAKING_A_VALUE, TAKING_VALUES, frozenset(ELSEWHERE), frozenset(ServeParser().flags)]
     assert sum(map(len, tables)) == len(frozenset().union(*tables))
 
 

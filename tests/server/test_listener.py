@@ -7,14 +7,27 @@ import errno
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
-from running_server import environment
+from running_server import RunningServer, environment
 
+from foretoken.engine.errors import ConfigError
 from foretoken.server.launch import ending_signals
-from foretoken.server.listener import OUT_OF_RESOURCES, TOLD_EVERY_S, tell_refused_connections
+from foretoken.server.listener import (
+    OUT_OF_RESOURCES,
+    TOLD_EVERY_S,
+    ListenError,
+    listen_at,
+    reachable_from_outside,
+    tell_refused_connections,
+)
+from foretoken.server.terminal.client import ChatClient
 
 RAISE = """
 import resource
@@ -87,3 +100,27 @@ def test_a_terminal_that_closes_ends_the_server_unless_nohup_has_it_otherwise() 
         assert set(ending_signals()) == {signal.SIGTERM, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_sockets_file_is_taken_over_from_the_dead_and_goes_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listen_at(str(path)) as listener:
+        assert not reachable_from_outside(listener)
+        with pytest.raises(ListenError, match="is there already"), listen_at(str(path)):
+            pass
+    assert not path.exists()
+    path.write_text("kept")
+    for name, said in {"s": "is there already", "no/s": "No such file", "s" * 108: "at most 107 bytes"}.items():
+        with pytest.raises((ListenError, ConfigError), match=said), listen_at(str(tmp_path / name)):
+            pass
+    assert path.read_text() == "kept"
+
+
+def test_a_server_at_a_unix_socket(server_process: Callable[..., RunningServer], tiny_target: Path, tmp_path: Path) -> None:
+    server = server_process(tiny_target, "--uds", tmp_path / "s")
+    assert server.url == f"unix:{tmp_path}/s" and server.complete()["choices"]
+    with closing(ChatClient(server.url, None)) as client:
+        assert client.choose_model(None) == str(tiny_target)
+    assert server.stop() == 0 and not (tmp_path / "s").exists() and f"curl --unix-socket {tmp_path}/s http://localhost/v1/" in server.log

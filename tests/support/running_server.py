@@ -36,7 +36,10 @@ class RunningServer:
         return self.log_path.read_text(encoding="utf-8")
 
     def client(self, **settings: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60.0, **settings)  # pyright: ignore[reportArgumentType]
+        if self.url.startswith("unix:"):
+            settings["transport"] = httpx.HTTPTransport(uds=self.url[5:])
+        url = "http://localhost" if "transport" in settings else self.url
+        return httpx.Client(base_url=url, timeout=60.0, **settings)  # pyright: ignore[reportArgumentType]
 
     def complete(self, prompt: str = "The quick brown fox", **params: object) -> dict[str, object]:
         """POST /v1/completions, greedy unless told otherwise; the body of a 200."""
@@ -72,7 +75,8 @@ def start_server(arguments: Sequence[str], log_path: Path, **variables: str) -> 
             assert time.monotonic() < deadline, f"the server was not ready within {READY_TIMEOUT_S} s\n{server.log}"
             server.url = next((line.split()[1] for line in server.log.splitlines() if line.startswith("  listening ")), "")
             time.sleep(0.05)
-        assert httpx.get(server.url + "/health/ready", timeout=10).status_code == 200
+        with server.client() as client:
+            assert client.get("/health/ready").status_code == 200
     except BaseException:
         process.kill()
         process.wait()
