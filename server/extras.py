@@ -34,7 +34,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "suffix": (None, ""),
+    "suffix": (None, ""),  # of chat; completions declare it
     "modalities": (None, [], ["text"]),
     "audio": (None,),
     "web_search_options": (None,),

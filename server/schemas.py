@@ -243,6 +243,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = {}) -> SamplingParams:
         name, max_tokens = self.most_tokens(default=16)

@@ -24,6 +24,7 @@ from .config import ServerConfig
 from .errors import ApiError
 from .extras import settle_extras
 from .generation import Generation
+from .infill import infill_of
 from .logprobs import TokenText
 from .logs import is_quiet, request_line
 from .metrics import Metrics
@@ -67,6 +68,7 @@ class Serving:
         self.chat_format = ChatFormat(
             loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers, config.default_chat_template_kwargs
         )
+        self.infill = infill_of(loaded.tokenizer)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy
