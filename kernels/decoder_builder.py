@@ -179,8 +179,8 @@ class DecoderBuilder:
         """Times a weight of one number."""
         return self._append(Scale((x,), (output,), 1.0, self.weight(weight, 1)), self._widths[x])
 
-    def scale(self, x: str, factor: float) -> str:
-        return x if factor == 1.0 else self._append(Scale((x,), (f"{x}.scaled",), factor), self._widths[x])
+    def scale(self, x: str, factor: float, output: str = "") -> str:
+        return x if factor == 1.0 else self._append(Scale((x,), (output or f"{x}.scaled",), factor), self._widths[x])
 
     def softcap(self, x: str, cap: float | None) -> str:
         return x if cap is None else self._append(Softcap((x,), (f"{x}.capped",), cap), self._widths[x])
@@ -301,6 +301,12 @@ class DecoderBuilder:
         op = replace(op, layer=len(self._kv_layers))
         self._kv_layers.append(cache)
         return self._append(op, op.num_heads * cache.v_dim)
+
+    def write(self, kv: tuple[str, ...], op: Attention) -> None:
+        """Keys and values alone, for this attention of another program."""
+        if op.k_norm:
+            self.weight(op.k_norm, self.head_dim)
+        self._ops.append(replace(op, inputs=kv, outputs=(), num_heads=0, q_norm=""))
 
     def gate(self, gate: str, x: str) -> str:
         """sigmoid(gate) * x."""

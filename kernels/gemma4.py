@@ -39,7 +39,7 @@ def gemma4(d: DecoderBuilder) -> Program:
         if is_shared:
             d.unread |= {f"{name}.self_attn.{what}.weight" for what in ("k_proj", "v_proj", "k_norm")}
         else:
-            written[kind] = i, _keys_and_values(d, i, normed, bool(d.flag("attention_k_eq_v") and windows[i] is None))
+            written[kind] = i, keys_and_values(d, i, normed, bool(d.flag("attention_k_eq_v") and windows[i] is None))
         source, kv = written[kind]
         if sizes[source] != sizes[i]:
             raise UnsupportedModel("layers that share keys of another size")
@@ -80,7 +80,7 @@ def behind_attention(d: DecoderBuilder, i: int, x: str, attended: str, width: in
     return d.add(x, d.norm(f"{name}.post_feedforward_layernorm", fed), f"{name}.fed")
 
 
-def _keys_and_values(d: DecoderBuilder, i: int, x: str, keys_are_values: bool) -> tuple[str, ...]:
+def keys_and_values(d: DecoderBuilder, i: int, x: str, keys_are_values: bool) -> tuple[str, ...]:
     """Buffers of all keys and of all values, the latter normalised: a product for each head, whose length is its own."""
     name, heads = f"{layer(i)}.self_attn", range(d.num_kv_heads)
 

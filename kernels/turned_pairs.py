@@ -12,8 +12,19 @@ from .program import RowsOf
 def qkv_of_pairs(d: DecoderBuilder, i: int, x: str, rope: str, bias: bool = False) -> tuple[str, str, str]:
     """Queries, keys and values of layer i from a weight each, as this table turns them."""
     name = f"{layer(i)}.self_attn"
-    q, k = _heads(d, f"{name}.q_proj", x, d.num_heads, rope, bias), _heads(d, f"{name}.k_proj", x, d.num_kv_heads, rope, bias)
+    q, k = _heads(d, f"{name}.q_proj", x, d.num_heads, rope, bias), keys_of_pairs(d, i, x, rope, bias)
     return q, k, d.linear(f"{name}.v_proj", x, d.num_kv_heads * d.head_dim, bias)
+
+
+def keys_of_pairs(d: DecoderBuilder, i: int, x: str, rope: str, bias: bool = False) -> str:
+    return _heads(d, f"{layer(i)}.self_attn.k_proj", x, d.num_kv_heads, rope, bias)
+
+
+def norms_of_pairs(d: DecoderBuilder, i: int, rope: str) -> None:
+    """Weights of layer i's head norms in the order of these."""
+    for norm in ("q_norm", "k_norm"):
+        weight = f"{layer(i)}.self_attn.{norm}.weight"
+        d.part(weight, RowsOf(weight, (d.head_dim,), 1, 0, d.head_dim, 2 * len(d.ropes[rope].inv_freq)), d.head_dim)
 
 
 def _heads(d: DecoderBuilder, name: str, x: str, heads: int, rope: str, bias: bool) -> str:

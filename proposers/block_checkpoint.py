@@ -1,8 +1,8 @@
 """What a block drafter's checkpoint is, whoever published it: DFlash or what grew out of it, its tensors by one set of names, its
 settings checked.
 
-Knows the layouts of z-lab (DFlash, DFlash 2), Tencent (DFlare), DeepSeek (DSpark), NVIDIA (LiLiCorr), SpecForge (Domino), UIUC (XPress),
-Meta (Muse Glimmer's assistant) and `speculators`. Knows no program.
+Knows the layouts of z-lab (DFlash, DFlash 2), Tencent (DFlare), DeepSeek (DSpark), Liquid AI (the same for LFM2), NVIDIA (LiLiCorr),
+SpecForge (Domino), UIUC (XPress), Meta (Muse Glimmer's assistant) and `speculators`. Knows no program.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from .block_settings import BlockSettings
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 from .detection import ASSISTANT
-from .draft_layers import LAYER_SETTINGS, layer_config
+from .draft_layers import LAYER_SETTINGS, config_of, layer_config
 from .draft_tables import Table, embedding_of, head_of
 from .draft_tensors import DraftTensors
 from .loading import TargetView
 
 _LAYER_TYPES = ("qwen3", "qwen2", "llama", "mistral")
+_GEMMA4 = "gemma4_text"
+_OF_GEMMA4 = (
+    *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
+    *("hidden_activation", "attention_bias", "enable_moe_block"),
+)
 _OF_DOMINO = ("logits_correction", "domino_head", "logit_head")  # what `speculators`, now and once, and first files nest its head in
 _ALIASES = {
     "fc": ("fc", "encoder.fc"),
@@ -76,6 +81,7 @@ class BlockDraft:
     markov: Literal["vanilla", "gated", "rnn"] | None
     has_confidence: bool
     fusion: Fusion | None  # of a DFlare
+    turns_pairs: bool  # of a head's dimensions 2 i and 2 i + 1, where others turn i and i + n
     conv_taps: int  # of the convolutions around each sublayer, 0 = there are none
     conv_groups: int
     num_speculative_tokens: int | None  # what the checkpoint asks for
@@ -84,6 +90,11 @@ class BlockDraft:
     def max_tokens(self) -> int:
         """Most guesses of one block."""
         return self.block_size if self.from_anchor else self.block_size - 1
+
+    @property
+    def is_gemma4(self) -> bool:
+        """Whether its layers are like a Gemma 4's that see everything."""
+        return self.hf_config.model_type == _GEMMA4
 
 
 def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
@@ -125,6 +136,7 @@ def read_draft(tensors: DraftTensors, target: TargetView) -> BlockDraft:
         markov=_markov(tensors, settings, int(hf_config.hidden_size), head, target) if is_dspark else None,
         has_confidence=is_dspark and tensors.has("confidence_head.proj.weight"),
         fusion=fusion,
+        turns_pairs=settings.turns_pairs,
         conv_taps=conv_taps,
         conv_groups=conv_groups,
         num_speculative_tokens=checkpoint.num_speculative_tokens,
@@ -145,6 +157,8 @@ def _refuse_other_networks(tensors: DraftTensors, settings: BlockSettings, kind:
     others = [other for other, pattern in _OTHERS if any(pattern.search(name) for name in names)]
     if kind != "DFlare" and (tensors.has("layer_fusion_weights") or settings.find("fusion_mode") is not None):
         others.append(f"{kind} with fused layers")
+    if kind == "DFlare" and settings.turns_pairs:
+        others.append("DFlare whose rotary pairs lie side by side ('is_neox_style' false)")
     if other := next(iter([*others, *settings.other_kinds()]), None):
         raise SpeculativeConfigError(f"{folder} is a {other} drafter, which is not supported: take one of {', '.join(get_args(Kind))}")
     if masks := sorted(folder.glob("mask_embedding.*")):
@@ -192,6 +206,10 @@ def _layer_config(tensors: DraftTensors, settings: BlockSettings, num_layers: in
     layers = settings.layers.get("model_type", "qwen3")
     # Types of SpecForge's (two), TorchSpec's and Meta's own, whose layers are Qwen3's.
     layers = "qwen3" if layers in ("dspark", "qwen3_vl_text", "dflash", ASSISTANT) else layers
+    if layers in (_GEMMA4, "gemma4_unified_text") and kind == "DSpark" and settings.layout == "DeepSeek":
+        given = {key: settings.layers[key] for key in (*LAYER_SETTINGS, *_OF_GEMMA4) if settings.layers.get(key) is not None}
+        full = {"num_hidden_layers": num_layers, "layer_types": ["full_attention"] * num_layers}
+        return config_of(_GEMMA4, {**given, **full}, settings.folder)
     if layers not in _LAYER_TYPES:
         raise SpeculativeConfigError(f"{settings.folder} has layers like {layers!r}, which is not supported: {', '.join(_LAYER_TYPES)} are")
     given = {key: settings.layers[key] for key in LAYER_SETTINGS if settings.layers.get(key) is not None}
@@ -223,7 +241,7 @@ def _fusion(tensors: DraftTensors, num_layers: int, num_taps: int, width: int, t
     has_own = tensors.has("model.layers.0.self_attn.k_proj_target.weight")
     return Fusion(
         shares=tuple(map(tuple, torch.softmax(weights.float(), -1).tolist())),
-        norms=tuple(f"fusion_norms.{i}.weight" for i in range(num_layers)) if is_mixed_first else (),
+        norms=tuple(f"fusion_norms.{i}" for i in range(num_layers)) if is_mixed_first else (),
         keys="k_proj_target" if has_own else "k_proj",
         values="v_proj_target" if has_own else "v_proj",
     )
@@ -237,7 +255,10 @@ def _embedding(tensors: DraftTensors, settings: BlockSettings, hf_config: PreTra
             f"{settings.folder} was trained for a vocabulary of {embedding.rows} tokens, the target's has {target.vocab_size}: "
             "take the drafter that was trained for this target"
         )
-    return replace(embedding, scale=settings.number("input_embedding_scale", 1.0 if settings.takes_bare_tables else embedding.scale))
+    scale = 1.0 if settings.takes_bare_tables else embedding.scale
+    if hf_config.model_type == _GEMMA4 and tensors.has("embed_tokens.weight"):  # rounded as the numbers are
+        scale = float(torch.tensor(hf_config.hidden_size**0.5, dtype=tensors.take("embed_tokens.weight").dtype))
+    return replace(embedding, scale=settings.number("input_embedding_scale", scale))
 
 
 def _head(
@@ -246,7 +267,7 @@ def _head(
     """The head, and the token ids of its rows where they are a vocabulary of the drafter's own."""
     vocab_size = settings.find("draft_vocab_size")
     head, token_ids = head_of(tensors, int(hf_config.hidden_size), target, embedding, vocab_size, is_tied=False)
-    if tensors.has("lm_head.weight"):
+    if tensors.has("lm_head.weight") and hf_config.model_type != _GEMMA4:
         return head, token_ids
     if settings.takes_bare_tables:
         head = replace(head, scale=1.0, softcap=None)

@@ -14,8 +14,10 @@ import torch
 
 from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
 from ..kernels.fuse import fuse
-from ..kernels.ops import Add, Attention, Embed, Linear, Op, RMSNorm, Scale
+from ..kernels.gemma4 import behind_attention, keys_and_values, size_of_layer
+from ..kernels.ops import Attention, Embed, Linear
 from ..kernels.program import Program, row_program
+from ..kernels.turned_pairs import keys_of_pairs, norms_of_pairs, qkv_of_pairs
 from .block_checkpoint import BlockDraft, Fusion
 from .guessing import FEATURE
 
@@ -39,28 +41,58 @@ def block_program(draft: BlockDraft, layers: range, has: Has, max_model_len: int
     The first stage embeds, later ones have the input hidden.<first layer>; the last one has the norm and the head, the others
     hand on their FINAL state.
     """
-    d = DecoderBuilder(draft.hf_config, max_model_len, torch.float32)
-    rope = d.rope(partial=True)
+    d, rope = _builder(draft, max_model_len)
     embedding, head, is_last = draft.embedding, draft.head, layers.stop == d.num_layers
     x = d.embed(embedding.scale, embedding.weight, embedding.rows) if layers.start == 0 else d.input(hidden(layers.start), d.hidden_size)
     for i in layers:
-        name = f"{layer(i)}.self_attn"
-        before, after = _around(d, draft, f"{layer(i)}.attention_conv")
-        qkv = d.qkv(i, before(d.norm(f"{layer(i)}.input_layernorm", x)), has(f"{name}.q_proj.bias"))
-        attended = d.attend(i, qkv, rope, draft.windows[i], head_norms=has(f"{name}.q_norm.weight"), bias=has(f"{name}.o_proj.bias"))
-        x = d.add(x, after(attended), f"{layer(i)}.middle")
-        before, after = _around(d, draft, f"{layer(i)}.mlp_conv")
-        fed = d.mlp(i, before(d.norm(f"{layer(i)}.post_attention_layernorm", x)), has(f"{layer(i)}.mlp.gate_proj.bias"))
-        x = d.add(x, after(fed), hidden(i + 1))
+        x = _gemma4_layer(d, draft, i, x, rope) if draft.is_gemma4 else _layer(d, draft, i, x, rope, has)
     if is_last:
         final = d.norm("norm", x)
         program = d.program(final, d.logits(final, head.weight, head.rows, head.scale, head.softcap))
         program = replace(program, token_map=TOKEN_MAP if draft.token_ids is not None else "")
     else:
-        whole = d.program(x, x)
-        program = replace(whole, ops=whole.ops[:-1], vocab_size=0, logits="", best=None)
+        program = _without_scores(d, x)
     shared = frozenset(table.weight for table in (embedding, head) if table.is_shared and table.weight in program.weights)
     return fuse(replace(program, boundaries=(), shared=shared))
+
+
+def _builder(draft: BlockDraft, max_model_len: int) -> tuple[DecoderBuilder, str]:
+    """And the name of the rotary table."""
+    d = DecoderBuilder(draft.hf_config, max_model_len, torch.float32)
+    if not draft.is_gemma4:
+        return d, d.rope(partial=True)
+    d.refuse("attention_bias", "enable_moe_block")
+    d.activation_setting = "hidden_activation"
+    d.head_dim, d.num_kv_heads = size_of_layer(d, 0, True)
+    return d, d.rope("full_attention")
+
+
+def _without_scores(d: DecoderBuilder, final: str) -> Program:
+    whole = d.program(final, final)
+    return replace(whole, ops=whole.ops[:-1], vocab_size=0, logits="", best=None)
+
+
+def _layer(d: DecoderBuilder, draft: BlockDraft, i: int, x: str, rope: str, has: Has) -> str:
+    name = f"{layer(i)}.self_attn"
+    before, after = _around(d, draft, f"{layer(i)}.attention_conv")
+    read, has_norms, bias = before(d.norm(f"{layer(i)}.input_layernorm", x)), has(f"{name}.q_norm.weight"), has(f"{name}.q_proj.bias")
+    qkv = qkv_of_pairs(d, i, read, rope, bias) if draft.turns_pairs else d.qkv(i, read, bias)
+    attended = d.attend(i, qkv, rope, draft.windows[i], head_norms=has_norms, bias=has(f"{name}.o_proj.bias"))
+    if draft.turns_pairs and has_norms:
+        norms_of_pairs(d, i, rope)
+    x = d.add(x, after(attended), f"{layer(i)}.middle")
+    before, after = _around(d, draft, f"{layer(i)}.mlp_conv")
+    fed = d.mlp(i, before(d.norm(f"{layer(i)}.post_attention_layernorm", x)), has(f"{layer(i)}.mlp.gate_proj.bias"))
+    return d.add(x, after(fed), hidden(i + 1))
+
+
+def _gemma4_layer(d: DecoderBuilder, draft: BlockDraft, i: int, x: str, rope: str) -> str:
+    """Like a Gemma 4's that sees everything (DeepSeek's DSpark for it)."""
+    read = d.norm(f"{layer(i)}.input_layernorm", x)
+    q = d.linear(f"{layer(i)}.self_attn.q_proj", read, d.num_heads * d.head_dim)
+    kv = keys_and_values(d, i, read, d.flag("attention_k_eq_v"))
+    x = behind_attention(d, i, x, d.attend(i, (q, *kv), rope, draft.windows[i], 1.0, head_norms=True), d.intermediate_size)
+    return d.scale_by(x, f"{layer(i)}.layer_scalar", hidden(i + 1))
 
 
 def _around(d: DecoderBuilder, draft: BlockDraft, name: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
@@ -83,73 +115,42 @@ def context_program(draft: BlockDraft, layers: range, block: Program, has: Has, 
     stages have it as the input CONTEXT. block: the stage's other program, whose cache layers these are. is_read: c is wanted even
     where there is but one stage. Of a DFlare every stage has all states, an input for each, and makes a c for each layer.
     """
-    eps, width = float(draft.hf_config.rms_norm_eps), int(draft.hf_config.hidden_size)
-    weights: dict[str, tuple[int, ...]] = {}
-    ops: list[Op] = []
-    inputs, keys, values = {CONTEXT: width}, "k_proj", "v_proj"
-    read = dict.fromkeys(layers, CONTEXT)
-    if (fusion := draft.fusion) is not None:
-        inputs, keys, values = {f"{FEATURE}.{i}": width for i in range(len(draft.taps))}, fusion.keys, fusion.values
-        read = _mixed(fusion, layers, list(inputs), eps, ops, weights, width)
+    d, rope = _builder(draft, block.max_model_len)
+    fusion, final = draft.fusion, ""
+    if fusion is not None:
+        states = [d.input(f"{FEATURE}.{i}", d.hidden_size) for i in range(len(draft.taps))]
+        read = _mixed(d, fusion, layers, states)
     elif layers.start == 0:
-        inputs = {FEATURE: len(draft.taps) * state_width}
-        weights = {"fc.weight": (width, len(draft.taps) * state_width), "hidden_norm.weight": (width,)}
-        ops = [
-            Linear((FEATURE,), ("fc",), ("fc.weight",)),
-            RMSNorm(("fc",), (CONTEXT,), "hidden_norm.weight", eps),
-        ]
+        fused = d.linear("fc", d.input(FEATURE, len(draft.taps) * state_width), d.hidden_size)
+        read = dict.fromkeys(layers, d.norm("hidden_norm", fused, CONTEXT))
+        final = CONTEXT if is_read or layers.stop < len(draft.causal) else ""
+    else:
+        read = dict.fromkeys(layers, d.input(CONTEXT, d.hidden_size))
     attentions = {op.layer: op for op in block.ops if isinstance(op, Attention)}
     for i in layers:
-        name, spec = f"{layer(i)}.self_attn", block.kv_layers[i - layers.start]
-        attention = attentions[i - layers.start]
-        parts: list[str] = []
-        for part, rows in ((keys, spec.num_kv_heads * spec.k_dim), (values, spec.num_kv_heads * spec.v_dim)):
-            weights[f"{name}.{part}.weight"] = (rows, width)
-            bias = (f"{name}.{part}.bias",) if has(f"{name}.{part}.bias") else ()
-            weights |= {b: (rows,) for b in bias}
-            ops.append(Linear((read[i],), (f"{name}.{part}",), (f"{name}.{part}.weight",), bias))
-            parts.append(f"{name}.{part}")
-        if attention.k_norm:
-            weights[attention.k_norm] = (spec.k_dim,)
-        ops.append(replace(attention, inputs=tuple(parts), outputs=(), num_heads=0, q_norm=""))
-    program = Program(
-        ops=tuple(ops),
-        weights=weights,
-        kv_layers=block.kv_layers,
-        ropes=block.ropes,
-        vocab_size=0,
-        max_model_len=block.max_model_len,
-        boundaries=(),
-        final=CONTEXT if fusion is None and layers.start == 0 and (is_read or layers.stop < len(draft.causal)) else "",
-        logits="",
-        best=None,
-        inputs=inputs,
-    )
-    return fuse(program)
+        name, width = f"{layer(i)}.self_attn", d.num_kv_heads * d.head_dim
+        keys, values = ("k_proj", "v_proj") if fusion is None else (fusion.keys, fusion.values)
+        if draft.is_gemma4:
+            kv = keys_and_values(d, i, read[i], d.flag("attention_k_eq_v"))
+        else:
+            bias = has(f"{name}.{keys}.bias")
+            k = keys_of_pairs(d, i, read[i], rope, bias) if draft.turns_pairs else d.linear(f"{name}.{keys}", read[i], width, bias)
+            kv = k, d.linear(f"{name}.{values}", read[i], width, has(f"{name}.{values}.bias"))
+        d.write(kv, attentions[i - layers.start])
+    program = _without_scores(d, next(iter(read.values())))
+    return fuse(replace(program, kv_layers=block.kv_layers, slices=block.slices, boundaries=(), final=final))
 
 
-def _mixed(
-    fusion: Fusion, layers: range, states: Sequence[str], eps: float, ops: list[Op], weights: dict[str, tuple[int, ...]], width: int
-) -> dict[int, str]:
-    """Adds the ops and weights that make what each layer reads of the states; the buffers that it stands in."""
+def _mixed(d: DecoderBuilder, fusion: Fusion, layers: range, states: Sequence[str]) -> dict[int, str]:
+    """What each layer reads of the states."""
     if not fusion.norms:
-        weights["hidden_norm.weight"] = (width,)
-        ops += [RMSNorm((state,), (f"{state}.normed",), "hidden_norm.weight", eps) for state in states]
-        states = [f"{state}.normed" for state in states]
+        states = [d.norm("hidden_norm", state, f"{state}.normed") for state in states]
     read: dict[int, str] = {}
     for i in layers:
-        total = ""
-        for t, (state, share) in enumerate(zip(states, fusion.shares[i], strict=True)):
-            part = f"{i}.share.{t}"
-            ops.append(Scale((state,), (part,), share))
-            if total:
-                ops.append(Add((total, part), (f"{i}.mixed.{t}",)))
-            total = f"{i}.mixed.{t}" if total else part
-        if fusion.norms:
-            weights[fusion.norms[i]] = (width,)
-            ops.append(RMSNorm((total,), (f"{i}.normed",), fusion.norms[i], eps))
-            total = f"{i}.normed"
-        read[i] = total
+        total, *parts = [d.scale(state, share, f"{state}.{i}") for state, share in zip(states, fusion.shares[i], strict=True)]
+        for t, part in enumerate(parts):
+            total = d.add(total, part, f"{i}.mixed.{t}")
+        read[i] = d.norm(fusion.norms[i], total) if fusion.norms else total
     return read
 
 

@@ -15,7 +15,7 @@ from .detection import ASSISTANT, nested
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 _KNOWN_OTHERWISE = {
     *("conv_group_size", "conv_kernel_size", "selector_rank", "emb_dim", "gru_hidden_dim", "markov_rank"),
-    *("use_confidence_head", "confidence_head_with_markov", "shift_label"),
+    *("use_confidence_head", "confidence_head_with_markov", "shift_label", "num_target_layers"),
 }
 """By tensors, or by what kind of drafter it is."""
 _BOUNDARIES, _OUTPUTS = "aux_hidden_state_layer_ids", "target_layer_ids"
@@ -63,6 +63,11 @@ class BlockSettings:
         """Whether it was trained with the target's embedding and head as they are, whatever the target multiplies theirs by (Gemma,
         Granite): `speculators` copies the numbers, transformers takes Muse Glimmer's so, others call the target."""
         return self._speculators is not None or self.is_assistant
+
+    @property
+    def turns_pairs(self) -> bool:
+        """Whether dimensions 2 i and 2 i + 1 of a head turn together: LFM2's drafters say so in SGLang's word, the other is vLLM's."""
+        return not self.flag("rope_is_neox_style", self.flag("is_neox_style", True))
 
     def find(self, key: str) -> Any:
         value = self._inside(key)
@@ -120,8 +125,6 @@ class BlockSettings:
             kinds.append(str(self.find("projector_type")))
         if self.flag("attention_sink_bias", False) or self.number("attention_value_scale", 1.0) != 1.0:
             kinds.append("DFlash with attention sinks or scaled values")
-        if not self.flag("is_neox_style", True):
-            kinds.append("DFlash whose rotary pairs lie side by side ('is_neox_style' false)")
         if self.flag("use_correction_target_fusion", False):
             kinds.append("Domino with fused layers")
         return kinds

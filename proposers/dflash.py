@@ -21,7 +21,7 @@ from .config_entry import SpeculativeConfigError
 from .dflash2 import read_selector
 from .domino import read_domino
 from .draft_layers import readable_length
-from .draft_tensors import DraftTensors
+from .draft_tensors import DraftTensors, program_weights
 from .drafting import OwnCache, Pairing
 from .dspark import read_confidence, read_markov
 from .features import Features
@@ -42,7 +42,7 @@ def load(config: BlockConfig, resources: Resources) -> LoadedProposer:
     max_model_len = readable_length(draft.hf_config, target.max_model_len)
 
     def bind(program: Program) -> Executor:
-        weights = {name: tensors.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
+        weights = program_weights(program, tensors.has, tensors.take)
         if program.token_map:
             assert draft.token_ids is not None
             weights[TOKEN_MAP] = draft.token_ids
@@ -136,16 +136,17 @@ def read_correction(parts: HeadParts) -> Correction | None:
 
 def _found(draft: BlockDraft, heads: Heads | None, tree: BlockTree | None, checkpoint: Checkpoint) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
-    layers = len(draft.causal)
+    layers = f"{len(draft.causal)} layer{'s' * (len(draft.causal) > 1)}" + " like Gemma 4's" * draft.is_gemma4
     sees = "causal" if all(draft.causal) else "bidirectional" if not any(draft.causal) else f"causal in layers {_some(draft.causal)}"
+    turns = ", rotary pairs side by side" * draft.turns_pairs
     slides = f", windows in layers {_some([window is not None for window in draft.windows])}" if any(draft.windows) else ""
     first = "the last known token's place" if draft.from_anchor else "the first mask's place"
     embedding, head = ("the target's" if table.is_shared else "its own" for table in (draft.embedding, draft.head))
     vocabulary = f"{len(draft.token_ids)} tokens of its own" if draft.token_ids is not None else "the target's vocabulary"
     lines = [
-        f"{draft.kind} in the layout of {draft.layout}, {layers} layer{'s' * (layers > 1)}, reads the target's states before layers "
+        f"{draft.kind} in the layout of {draft.layout}, {layers}, reads the target's states before layers "
         f"{', '.join(map(str, draft.taps))}",
-        f"blocks of {draft.block_size}, {sees}{slides}, first guess in {first}",
+        f"blocks of {draft.block_size}, {sees}{slides}{turns}, first guess in {first}",
         f"guesses {vocabulary}; embedding: {embedding}, head: {head}",
     ]
     if tree is not None:

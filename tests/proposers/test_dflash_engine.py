@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from block_checkpoints import Drafter, deepseek, domino, speculators, xpress_speculators
+from block_checkpoints import Drafter, domino, gemma4, liquid, speculators, xpress_speculators
 from block_reference import Spec
 from fixed_k import fixed
 from ten_tokens import DRAWN, FASTEST, GREEDY, NETWORKS, TOKEN_IDS, drafts_of
@@ -39,7 +39,8 @@ METHODS = {
     "dflash_4": "Domino",
     "dflash_5": "XPress",
     "dspark": "rnn",
-    "dspark_2": "cut by confidence",
+    "dspark_2": "cut by confidence, pairs",
+    "dspark_3": "Gemma 4's layers",
 }
 
 
@@ -53,7 +54,8 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         domino(replace(DEMO, draft_vocab=DEMO.vocab, own_head=False, gru=24, gru_mixed=16, from_anchor=True), shift_label=True),
         xpress_speculators(replace(DEMO, refiner=8, refiner_mlp=16, passes=3)),
         speculators(replace(DEMO, markov="rnn"), "dspark", markov_rank=8, markov_head_type="rnn", sample_from_anchor=False),
-        deepseek(dspark),
+        liquid(replace(dspark, pairs=True)),
+        gemma4(replace(DEMO, from_anchor=True, markov="vanilla", gemma="keys")),
     ]
     models: list[str] = []
     for i, one in enumerate(published):
@@ -67,6 +69,7 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         {"model": models[4], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
         {"model": models[5], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
         {"model": models[6], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
+        {"model": models[7], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
     ]
 
 
@@ -99,7 +102,8 @@ def test_what_was_loaded_is_told(llm: LLM) -> None:
     for words in (
         "DFlash in the layout of speculators",
         "10 tokens of its own",
-        "DSpark in the layout of DeepSeek",
+        "DSpark in the layout of DeepSeek, 2 layers like Gemma 4's, reads",
+        "bidirectional, rotary pairs side by side, first guess",
         "Markov head: rnn",
         "DFlash 2 in the layout of speculators",
         "convolutions of 2 tokens around each sublayer, 16 groups",

@@ -167,6 +167,28 @@ def deepseek(spec: Spec) -> Published:
     return Published(spec, config, "dspark")
 
 
+def gemma4(spec: Spec) -> Published:
+    """DeepSeek's for Gemma 4: a copy of the target's config, whose layers that slide have other heads."""
+    published = deepseek(replace(spec, own_embedding=True, own_head=True, softcap=3.0))
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": spec.theta}
+    settings = {
+        **{"model_type": "gemma4_text", "architectures": ["Gemma4DSparkModel"], "layer_types": ["full_attention"] * 2},
+        **{"head_dim": 8, "global_head_dim": spec.head_dim, "num_global_key_value_heads": spec.kv_heads},
+        **{"attention_k_eq_v": spec.gemma == "keys", "num_key_value_heads": spec.kv_heads * (2 if spec.gemma == "keys" else 1)},
+        **{"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 9.0}}},
+        **{"hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 3.0, "enable_moe_block": False},
+    }
+    config = {key: value for key, value in published.config.items() if key != "rope_theta"}
+    return replace(published, config={**config, **settings})
+
+
+def liquid(spec: Spec) -> Published:
+    """Liquid AI's for LFM2: z-lab's form, DSpark's settings at the top."""
+    heads = {"markov_rank": spec.rank, "markov_head_type": spec.markov, "enable_confidence_head": True, "rope_is_neox_style": False}
+    published = z_lab(spec, num_target_layers=8)
+    return Published(spec, {**published.config, **heads, "architectures": ["Lfm2DSparkDraftModel"]}, "dspark")
+
+
 def _published() -> dict[str, Published]:
     base = Spec()
     sliding: dict[str, Any] = {
@@ -188,7 +210,7 @@ def _published() -> dict[str, Published]:
         "z-lab, aliases": replace(z_lab(replace(base, theta=500000.0)), rename=lambda name: aliases.get(name, name)),
         "z-lab, TorchSpec": z_lab(base, {"model_type": "dflash"}),
         "z-lab, wide": z_lab(replace(base, hidden=48, own_embedding=True, own_head=True, taps=(1, 8, 3, 5))),
-        "z-lab, causal": z_lab(replace(base, causal=(True, True)), causal=True),
+        "z-lab, causal": z_lab(replace(base, causal=(True, True), pairs=True, bias=True), {"is_neox_style": False}, causal=True),
         "JetSpec": z_lab(replace(base, causal=(True, True)), causal_head=True),
         "z-lab, sliding": z_lab(replace(slides, causal=(True, False)), sliding),
         "z-lab, all sliding": z_lab(replace(base, windows=(7, 7), causal=(True, True)), all_sliding),
@@ -278,6 +300,9 @@ def _published() -> dict[str, Published]:
         "dspark, rnn": deepseek(replace(dspark, markov="rnn", confidence="h, markov")),
         "dspark, no heads": deepseek(dspark),  # published as "dflash"
         "dspark, confidence only": deepseek(replace(dspark, confidence="h")),
+        "dspark, of LFM2": liquid(replace(base, from_anchor=True, markov="vanilla", confidence="h, markov", pairs=True)),
+        "dspark, of Gemma 4": gemma4(replace(dspark, markov="vanilla", confidence="h, markov", gemma="keys")),
+        "dspark, of Gemma 4, values": gemma4(replace(dspark, gemma="values")),
         "dspark, NVIDIA": nvidia(replace(base, from_anchor=True, markov="gated", confidence="h, markov")),
         "dspark, SpecForge": specforge(replace(base, from_anchor=True, markov="vanilla", confidence="h, markov")),
         "dspark, SpecForge, of Qwen3-VL": specforge(

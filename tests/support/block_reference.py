@@ -30,6 +30,8 @@ class Spec:
     causal: tuple[bool, ...] = (False, False)  # one for each layer
     windows: tuple[int | None, ...] = (None, None)
     theta: float = 10000.0
+    pairs: bool = False  # dimensions 2 i and 2 i + 1 of a head turn
+    gemma: str = ""  # layers like a Gemma 4's, whose values are its "keys", or have a product of their own
     eps: float = 1e-3  # large enough to show
     mask_token: int = 59
     from_anchor: bool = False
@@ -80,9 +82,12 @@ def random_weights(spec: Spec, seed: int = 0) -> dict[str, Tensor]:
     matrix("norm.weight", spec.hidden)
     for i in range(len(spec.causal)):
         layer = f"layers.{i}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
+        of_gemma = ("pre_feedforward_layernorm", "post_feedforward_layernorm") if spec.gemma else ()
+        for name in ("input_layernorm", "post_attention_layernorm", *of_gemma):
             matrix(f"{layer}.{name}.weight", spec.hidden)
-        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads)):
+        if spec.gemma:
+            weights.tensors[f"{layer}.layer_scalar"] = torch.tensor([0.7 + 0.2 * i])
+        for part, heads in (("q", spec.heads), ("k", spec.kv_heads), ("v", spec.kv_heads))[: 2 if spec.gemma == "keys" else 3]:
             matrix(f"{layer}.self_attn.{part}_proj.weight", heads * spec.head_dim, spec.hidden)
             if spec.bias:
                 matrix(f"{layer}.self_attn.{part}_proj.bias", heads * spec.head_dim)
@@ -229,6 +234,14 @@ class Reference(PlainNetwork):
         x = self._embedding()[tokens]
         for i in range(len(self.spec.causal)):
             layer = f"layers.{i}"
+            if self.spec.gemma:
+                y = self._attention(i, self._norm(f"{layer}.input_layernorm", x), text, first)
+                x = x + self._norm(f"{layer}.post_attention_layernorm", y)
+                y = self._norm(f"{layer}.pre_feedforward_layernorm", x)
+                gate, up = (self._linear(f"{layer}.mlp.{part}_proj", y) for part in ("gate", "up"))
+                y = self._linear(f"{layer}.mlp.down_proj", F.gelu(gate, approximate="tanh") * up)
+                x = (x + self._norm(f"{layer}.post_feedforward_layernorm", y)) * self.weights[f"{layer}.layer_scalar"]
+                continue
             x = x + self._around(
                 f"{layer}.attention_conv", self._norm(f"{layer}.input_layernorm", x), lambda y, i=i: self._attention(i, y, text, first)
             )
@@ -257,7 +270,11 @@ class Reference(PlainNetwork):
             context = (states * shares[:, None]).sum(1)
             context = self._norm(f"fusion_norms.{i}", context) if is_mixed_first else context
         context = self._context(text, first) if context is None else context
-        return self._linear(f"{name}.k_{part}", context), self._linear(f"{name}.v_{part}", context)
+        return self._linear(f"{name}.k_{part}", context), self._linear(f"{name}.{self._value}_{part}", context)
+
+    @property
+    def _value(self) -> str:
+        return "k" if self.spec.gemma == "keys" else "v"
 
     def _around(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """With the convolutions of DFlash 2: kernels of both are made of the input before the first."""
@@ -290,11 +307,14 @@ class Reference(PlainNetwork):
         known = len(keys)
         at = torch.arange(first, first + known + len(x))
         q = self._norm(f"{name}.q_norm", self._linear(f"{name}.q_proj", x).view(len(x), -1, spec.head_dim))
-        keys, values = torch.cat([keys, self._linear(f"{name}.k_proj", x)]), torch.cat([values, self._linear(f"{name}.v_proj", x)])
+        keys = torch.cat([keys, self._linear(f"{name}.k_proj", x)])
+        values = torch.cat([values, self._linear(f"{name}.{self._value}_proj", x)])
         k, v = self._norm(f"{name}.k_norm", keys.view(len(at), -1, spec.head_dim)), values.view(len(at), -1, spec.head_dim)
+        if spec.gemma:
+            v = v / (v.pow(2).mean(-1, keepdim=True) + spec.eps).sqrt()
         q, k = self._rotate(q, at[known:]), self._rotate(k, at)
         k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(spec.head_dim)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / (1 if spec.gemma else math.sqrt(spec.head_dim))
         distance = at[known:, None] - at
         unseen = torch.zeros_like(distance, dtype=torch.bool)
         if spec.causal[i]:
@@ -306,19 +326,26 @@ class Reference(PlainNetwork):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         half = self.spec.head_dim // 2
-        angles = positions[:, None] * self.spec.theta ** -(torch.arange(half) / half)
+        turns = torch.arange(half) < half // 4 if self.spec.gemma else torch.ones(half)
+        angles = positions[:, None] * turns * self.spec.theta ** -(torch.arange(half) / half)
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        if self.spec.pairs:
+            a, b = x[..., ::2], x[..., 1::2]
+            return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def _embedding(self) -> Tensor:
-        return self.weights["embed_tokens.weight"] if self.spec.own_embedding else self._shared.embedding * self._shared.embed_scale
+        if not self.spec.own_embedding:
+            return self._shared.embedding * self._shared.embed_scale
+        return self.weights["embed_tokens.weight"] * (math.sqrt(self.spec.hidden) if self.spec.gemma else 1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.spec.own_head:
-            return hidden @ self.weights["lm_head.weight"].T
-        logits = hidden @ self._shared.head.T * (self.spec.logits_scale or self._shared.logits_scale)
-        cap = self.spec.softcap or self._shared.softcap
+            logits, cap = hidden @ self.weights["lm_head.weight"].T, self.spec.softcap
+        else:
+            logits = hidden @ self._shared.head.T * (self.spec.logits_scale or self._shared.logits_scale)
+            cap = self.spec.softcap or self._shared.softcap
         return logits if cap is None else cap * (logits / cap).tanh()
 
     def _biases(self, before: Sequence[int], hidden: Tensor) -> Tensor:
