@@ -24,12 +24,14 @@ from .features import Features
 from .guessing import ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
-from .mtp_checkpoint import GATED, NUMBERED, MtpModule, find_module
+from .mtp_checkpoint import ERNIE, GATED, NUMBERED, MtpModule, find_module
 from .mtp_program import (
     draft_program,
+    ernie_draft_program,
     gated_draft_program,
     numbered_draft_program,
     published,
+    published_by_ernie,
     published_by_speculators,
     published_with_layer,
 )
@@ -48,6 +50,9 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
         executor = _dense(module, config, resources)
     elif module.kind in GATED.values():
         executor = _gated(module, config, resources)
+    elif module.kind == "ERNIE-4.5":
+        program = fuse(ernie_draft_program(_layer_config(module, target, (ERNIE,)), target))
+        executor = resources.bind(program, _weights(module, program, published_by_ernie), config.quantization)
     else:
         executor = _numbered(module, config, resources)
     num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
@@ -134,9 +139,10 @@ def _found(module: MtpModule) -> tuple[str, ...]:
     """For people: a wrong reading of a checkpoint crashes nothing and only lowers what is accepted."""
     count = module.num_modules
     modules = "1 module" if count == 1 else f"{count} modules, of which the first guesses in a loop"
+    fed_back = "its own state" if module.kind == "ERNIE-4.5" else "the state behind the norm"
     order = "[state; embedding]" if module.reads_state_first else "[embedding; state]"
     lines = [
         f"{module.kind}, {modules} ({module.prefix}*), reads {order} with the target's last state",
-        "guesses the target's vocabulary; embedding: the target's, head: the target's; fed back: the state behind the norm",
+        f"guesses the target's vocabulary; embedding: the target's, head: the target's; fed back: {fed_back}",
     ]
     return (*lines, *module.checkpoint.leftovers())

@@ -19,12 +19,13 @@ from .config_entry import SpeculativeConfigError
 from .detection import nested, read_config, tensor_shapes
 from .loading import TargetView
 
-Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Qwen3-Next", "Qwen3.5"]
+Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Qwen3-Next", "Qwen3.5", "ERNIE-4.5"]
 
 NUMBERED: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE", "glm4_moe_lite": "GLM-4.7-Flash"}
 """Model types whose modules are numbered as if they were further layers, and hold one of the target's own with experts."""
 GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5"}
 """Model types whose modules share all but their layers, which are the target's own with attention."""
+ERNIE = "ernie4_5_moe"
 SPECULATORS = "mtp_layers."
 """What `speculators` puts before a module's number, whichever family it is of."""
 _ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -32,8 +33,6 @@ _SHARED_BY_GATED = ("mtp.fc.", "mtp.pre_fc_norm_")
 # Families whose modules are known, and why their guesses cannot be had.
 _NOT_AVAILABLE = {
     "model.mtp_block.": "ERNIE-4.5",
-    "model.mtp_linear_proj.": "ERNIE-4.5",
-    "model.mtp_emb_norm.": "ERNIE-4.5",
     "model.mtp.layers.": "MiMo-V2 or LongCat",
     "model.mtp.": "LongCat, Inkling or another family",
     "mtp.": "Nemotron-H, EXAONE or another family",
@@ -79,7 +78,7 @@ def brings_module(folder: Path, model_type: str) -> bool:
     names = tensor_shapes(folder)
     if model_type in NUMBERED:
         return bool(draft_layer_names(names))
-    own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ()))
+    own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ("model.mtp_block.0.",) if model_type == ERNIE else ()))
     return any(name.startswith(own) for name in names)
 
 
@@ -89,7 +88,7 @@ def find_module(folder: Path, target: TargetView) -> MtpModule:
     kind, stem, first = _family(names, folder, target)
     numbers = {int(match[1]) for name in names if (match := re.match(re.escape(stem) + r"(\d+)\.", name))}
     num_modules = sum(number >= first for number in numbers)
-    prefix = "mtp." if stem == "mtp.layers." else f"{stem}{first}."
+    prefix = {"mtp.layers.": "mtp.", "model.mtp_block.": "model.mtp_"}.get(stem, f"{stem}{first}.")
     checkpoint = Checkpoint(folder, _tensors(folder, prefix))
     # Copies of what the target has, trained with it as one: only the target's are kept.
     checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight")))
@@ -119,6 +118,8 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
         return NUMBERED[model_type], "model.layers.", first
     if shares:
         return GATED[str(model_type)], "mtp.layers.", 0
+    if model_type == ERNIE and any(name.startswith("model.mtp_block.0.") for name in names):
+        return "ERNIE-4.5", "model.mtp_block.", 0
     for prefix, family in _NOT_AVAILABLE.items():
         if any(name.startswith(prefix) for name in names):
             raise SpeculativeConfigError(f"{folder} has MTP layers as {family} has them ({prefix}*): known, but not available")

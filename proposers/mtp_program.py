@@ -1,5 +1,5 @@
-"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next, and those
-that DeepSeek and GLM publish as one more layer.
+"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next,
+ERNIE 4.5's, and those that DeepSeek and GLM publish as one more layer.
 
 Knows no tensors.
 """
@@ -18,6 +18,7 @@ from ..kernels.latent_attention import latent_attention
 from ..kernels.layout import FINAL
 from ..kernels.program import Program
 from ..kernels.recurrent_families import gated_attention
+from ..kernels.turned_pairs import qkv_of_pairs
 from .guessing import FEATURE
 from .loading import TargetView
 
@@ -84,9 +85,30 @@ def numbered_draft_program(hf_config: PretrainedConfig, target: TargetView) -> P
     return _guessing(d, d.norm("shared_head.norm", x), (read, x), target)
 
 
+def ernie_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
+    """o = layer(linear_proj([emb_norm(E); hidden_norm(f)])), scores = the target's head of o, which has no norm.
+
+    (ERNIE 4.5: Baidu 2025.) The layer is one of the target's that have no experts. hf_config: of the one layer.
+    """
+    d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
+    d.refuse("use_bias")
+    rope = d.rope()
+    state = d.norm("hidden_norm.0", d.input(FEATURE, d.hidden_size))
+    token = d.norm("emb_norm.0", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
+    read = d.linear("linear_proj.0", d.concat((token, state), "pair"), d.hidden_size)
+    qkv = qkv_of_pairs(d, 0, d.norm(f"{layer(0)}.input_layernorm", read), rope)
+    x = d.add(read, d.attend(0, qkv, rope), f"{layer(0)}.middle")
+    x = d.add(x, d.mlp(0, d.norm(f"{layer(0)}.post_attention_layernorm", x)), hidden(1))
+    return _guessing(d, x, (read, x), target)
+
+
 def published(name: str) -> str:
     """What the module calls the weight that the program calls `name`; its prefix is left out."""
     return name.removeprefix(f"{layer(0)}.")
+
+
+def published_by_ernie(name: str) -> str:
+    return name.replace(layer(0), "block.0")
 
 
 def published_by_speculators(name: str) -> str:

@@ -41,7 +41,7 @@ def test_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) ->
 
 
 @pytest.mark.skipif(not NATIVE, reason="no native executor here")
-@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", *GATED])
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_native_guesses_are_the_references(targets: dict[str, MtpTarget], name: str) -> None:
     check_steps(targets[name], Execution(torch.float32))
 
@@ -119,7 +119,7 @@ def test_texts_of_targets_that_transformers_runs_are_those_without_speculation(t
     check_texts(targets[name], {"temperature": 0}, executor="transformers")
 
 
-@pytest.mark.parametrize("name", ["mimo", "glm", "deepseek", "glm_flash", "qwen3_5"])
+@pytest.mark.parametrize("name", [*CONFIGS, "qwen3_5"])
 def test_a_target_that_brings_a_layer_is_guessed_for_by_it_unless_somebody_says_otherwise(
     targets: dict[str, MtpTarget], name: str, tmp_path: Path
 ) -> None:

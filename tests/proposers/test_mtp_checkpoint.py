@@ -32,7 +32,7 @@ def without(part: str) -> Change:
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", "ernie", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
     first, second = target.load().found
@@ -41,6 +41,7 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         "deepseek": ("DeepSeek-V3, 1 module (model.layers.2.*)", "[embedding; state]"),
         "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
         "glm_flash": ("GLM-4.7-Flash, 1 module (model.layers.2.*)", "[embedding; state]"),
+        "ernie": ("ERNIE-4.5, 1 module (model.mtp_*)", "[embedding; state]"),
         "qwen3_next": ("Qwen3-Next, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5_moe": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
@@ -130,11 +131,20 @@ def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, 
     assert quantised and guess() == quantised
 
 
-@pytest.mark.parametrize("part", ["mlp.experts.3.up_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj"])
-def test_missing_tensors_are_called_as_they_are_published(tmp_path: Path, part: str) -> None:
-    target = write("deepseek", tmp_path / "deepseek")
-    edit(target.folder, without(f"model.layers.2.{part}"))
-    with pytest.raises(SpeculativeConfigError, match=f"no tensor 'model.layers.2.{part}.weight'"):
+@pytest.mark.parametrize(
+    "name, part",
+    [
+        ("ernie", "mtp_emb_norm.0"),
+        ("ernie", "mtp_block.0.mlp.up_proj"),
+        ("deepseek", "layers.2.mlp.experts.3.up_proj"),
+        ("deepseek", "layers.2.self_attn.q_b_proj"),
+        ("deepseek", "layers.2.self_attn.kv_b_proj"),
+    ],
+)
+def test_missing_tensors_are_called_as_they_are_published(tmp_path: Path, name: str, part: str) -> None:
+    target = write(name, tmp_path / name)
+    edit(target.folder, without(f"model.{part}"))
+    with pytest.raises(SpeculativeConfigError, match=f"no tensor 'model.{part}.weight'"):
         target.load()
 
 

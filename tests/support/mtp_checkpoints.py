@@ -20,6 +20,11 @@ from target_views import a_view
 from tiny_models import save_tokenizer
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import (
+    Ernie4_5_MoeDecoderLayer,
+    Ernie4_5_MoeRMSNorm,
+    Ernie4_5_MoeRotaryEmbedding,
+)
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm, Qwen3_5TextRotaryEmbedding
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, Qwen3_5MoeTextRotaryEmbedding
@@ -92,6 +97,11 @@ def _glm() -> Any:
     return transformers.Glm4MoeConfig(**_SIZES, **_EXPERTS, **heads)
 
 
+def _ernie() -> Any:
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1, "num_nextn_predict_layers": 1}
+    return transformers.Ernie4_5_MoeConfig(**_SIZES, **experts, num_key_value_heads=2)  # pyright: ignore[reportArgumentType]
+
+
 def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
     """A Qwen since Qwen3-Next: its target has a layer with recurrent state, its MTP layer has attention."""
     delta: dict[str, Any] = {
@@ -111,7 +121,7 @@ def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
 
 _SHARED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
-CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash}
+CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash, "ernie": _ernie}
 GATED: dict[str, Callable[[], Any]] = {
     "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
     "qwen3_5": _gated(transformers.Qwen3_5TextConfig),
@@ -180,11 +190,17 @@ def write(name: str, folder: Path) -> MtpTarget:
     if name in GATED:
         layers = _gated_layer(name, hf_config, fused=name != "qwen3_next")
     else:
-        layers = _mimo_layer(hf_config) if name == "mimo" else _layer_behind(hf_config, tensors)
+        layers = {"mimo": _mimo_layer, "ernie": _ernie_layer}.get(name, lambda config: _layer_behind(config, tensors))(hf_config)
     save_file({**{k: v.clone() for k, v in tensors.items()}, **layers}, folder / "model.safetensors", {"format": "pt"})
     save_tokenizer(folder)
     if name in GATED:
         after = _gated_reference(name, hf_config, layers, model)
+    elif name == "ernie":
+        hf_config._attn_implementation = "eager"
+        layer = Ernie4_5_MoeDecoderLayer(hf_config, 0).eval()
+        layer.load_state_dict({key: layers[f"model.mtp_block.0.{key}"] for key in layer.state_dict()})
+        names = "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", ""
+        after = _scores(hf_config, model, layer, Ernie4_5_MoeRotaryEmbedding(hf_config), Ernie4_5_MoeRMSNorm, layers, names)
     else:
         after = _mimo_reference(hf_config, layers, model) if name == "mimo" else _transformers_reference(model, folder)
     return MtpTarget(name, folder, hf_config, after, tensors["lm_head.weight"])
@@ -213,6 +229,12 @@ def _mimo_layer(hf_config: Any) -> dict[str, Tensor]:
     norms = {f"{norm}.weight": (HIDDEN,) for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
     shapes |= norms | {"input_proj.weight": (HIDDEN, 2 * HIDDEN)}
     return {f"model.mtp_layers.0.{name}": _random(shape, name) for name, shape in shapes.items()}
+
+
+def _ernie_layer(hf_config: Any) -> dict[str, Tensor]:
+    shapes = {f"block.0.{name}": tuple(tensor.shape) for name, tensor in Ernie4_5_MoeDecoderLayer(hf_config, 0).state_dict().items()}
+    shapes |= {"emb_norm.0.weight": (HIDDEN,), "hidden_norm.0.weight": (HIDDEN,), "linear_proj.0.weight": (HIDDEN, 2 * HIDDEN)}
+    return {f"model.mtp_{name}": _random(shape, name) for name, shape in shapes.items()}
 
 
 def _gated_layer(name: str, hf_config: Any, fused: bool) -> dict[str, Tensor]:
@@ -252,7 +274,7 @@ def _layer_behind(hf_config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Te
 def _scores(
     hf_config: Any, model: Any, layer: Any, rotary: Any, norm_class: Any, weights: Mapping[str, Tensor], names: Sequence[str]
 ) -> Scores:
-    """Written out over a layer of transformers. names: of both norms before the projection, in its order, of that, and of the last norm."""
+    """Written out over a layer of transformers. names: of both norms before the projection in its order, of that, the last norm's or ""."""
     *norms, projection, last = names
 
     def norm(name: str, x: Tensor) -> Tensor:
@@ -267,7 +289,7 @@ def _scores(
         positions = torch.arange(1, len(tokens) + 1)[None]
         mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
         output = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
-        return norm(last, output[0])
+        return norm(last, output[0]) if last else output[0]
 
     return after
 
