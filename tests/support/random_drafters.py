@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_checkpoints import Published, deepseek, dflare, dflash2, z_lab
+from block_reference import Spec, random_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -167,62 +169,19 @@ def _mtp(s: Shapes) -> Made:
     }
 
 
-def _block_layers(s: Shapes, count: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (s.hidden, 2 * s.hidden)}
-    shapes |= {"hidden_norm.weight": (s.hidden,), "norm.weight": (s.hidden,)}
-    for i in range(count):
-        shapes |= s.layer(f"layers.{i}.", None, "input_layernorm")
-        shapes |= {f"layers.{i}.self_attn.{norm}.weight": (HEAD_DIM,) for norm in ("q_norm", "k_norm")}
-    return shapes
+def _of_blocks(publish: Callable[[Spec], Published], **more: Any) -> Callable[[Shapes], Made]:
+    def made(s: Shapes) -> Made:
+        sizes: dict[str, Any] = {
+            **dict.fromkeys(("hidden", "target_hidden"), s.hidden),
+            **{"vocab": s.vocab, "draft_vocab": s.vocab, "mask_token": s.vocab - 1, "taps": (2, s.layers - 1), "block_size": 5},
+        }
+        published = publish(Spec(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, intermediate=INNER, **sizes | more))
+        return {**published.config}, {name: tuple(tensor.shape) for name, tensor in random_weights(published.spec).items()}
+
+    return made
 
 
-def _dflash(s: Shapes) -> Made:
-    config = s.llama(
-        model_type="qwen3", architectures=["DFlashDraftModel"], num_hidden_layers=2, block_size=5, num_target_layers=s.layers,
-        dflash_config={"mask_token_id": s.vocab - 1, "target_layer_ids": [1, s.layers - 2]},
-    )  # fmt: skip
-    return config, _block_layers(s, 2)
-
-
-def _dflare(s: Shapes) -> Made:
-    config, shapes = _dflash(s)
-    del shapes["fc.weight"]
-    for i in range(2):
-        shapes |= {f"layers.{i}.self_attn.{part}_proj_target.weight": (KV_HEADS * HEAD_DIM, s.hidden) for part in "kv"}
-    return {**config, "architectures": ["DFlareQwen3Model"]}, {**shapes, "layer_fusion_weights": (2, 2)}
-
-
-def _dflash2(s: Shapes) -> Made:
-    config, shapes = _dflash(s)
-    config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
-    more = {"conv_kernel_size": 2, "conv_group_size": s.hidden // 4, "selector_rank": 16, "selector_top_k": 8}
-    for i in range(2):
-        for name in ("attention_conv", "mlp_conv"):
-            shapes[f"layers.{i}.{name}.base_kernel"] = (2, 2, s.hidden)
-            shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (2 * 2 * 4, s.hidden)
-    return {**config, "dflash_config": {**config["dflash_config"], **more}}, {
-        **shapes,
-        "candidate_selector.hidden_projection.weight": (16, s.hidden),
-        "candidate_selector.predecessor_codebook": (s.vocab, 16),
-        "candidate_selector.successor_codebook": (s.vocab, 16),
-    }
-
-
-def _dspark(s: Shapes) -> Made:
-    config = s.llama(
-        model_type="qwen3", architectures=["Qwen3DSparkModel"], num_hidden_layers=2, block_size=4, target_layer_ids=[1, s.layers - 2],
-        mask_token_id=s.vocab - 1, markov_rank=16, markov_head_type="vanilla", tie_word_embeddings=False,
-        enable_confidence_head=True, confidence_head_with_markov=True,
-    )  # fmt: skip
-    return config, {
-        **_block_layers(s, 2),
-        "embed_tokens.weight": (s.vocab, s.hidden),
-        "lm_head.weight": (s.vocab, s.hidden),
-        "markov_head.markov_w1.weight": (s.vocab, 16),
-        "markov_head.markov_w2.weight": (s.vocab, 16),
-        "confidence_head.proj.weight": (1, s.hidden + 16),
-        "confidence_head.proj.bias": (1,),
-    }
+_DSPARK: dict[str, Any] = {"block_size": 4, "from_anchor": True, "own_embedding": True, "own_head": True, "markov": "vanilla"}
 
 
 def _whole_model(s: Shapes, **more: Any) -> Made:
@@ -267,10 +226,10 @@ MAKERS: Mapping[str, Callable[[Shapes], Made]] = {
     "redrafter": _redrafter,
     "mlp_speculator": _mlp_speculator,
     "mtp": _mtp,
-    "dflash": _dflash,
-    "dflare": _dflare,
-    "dflash2": _dflash2,
-    "dspark": _dspark,
+    "dflash": _of_blocks(z_lab),
+    "dflare": _of_blocks(dflare),
+    "dflash2": _of_blocks(dflash2, conv_taps=2, conv_groups=4, rank=16, selector_top=8),
+    "dspark": _of_blocks(deepseek, confidence="h, markov", **_DSPARK),
     "uno": _uno,
 }
 VARIANTS = {"lstm_speculator": _lstm_speculator}  # further kinds of the above
