@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from block_checkpoints import PUBLISHED, Drafter
-from compared_guesses import check
+from compared_guesses import assert_as_reference, check
 from pretended_engine import EXECUTIONS, accept, at_random, text
 
 from foretoken.kernels.execution import Execution
@@ -32,12 +32,18 @@ def make(tmp_path: Path) -> MakeDrafter:
         *("domino", "domino, masks", "xpress"),
     ],
 )
-def test_rows_of_different_lengths_ask_for_different_counts(make: MakeDrafter, name: str, execution: Execution) -> None:
-    """Fewer guesses are fewer masks."""
+def test_rows_of_one_batch_guess_as_many_as_they_may(make: MakeDrafter, name: str, execution: Execution) -> None:
+    """Fewer guesses are fewer masks, whatever others guess."""
     drafter = make(name)
-    engine = drafter.begun(execution, text(1, 40), num_speculative_tokens=5)
-    for ceiling in (5, 1, 3, 9, 2):
-        assert check(drafter, engine.step(at_random(ceiling), ceiling), min(ceiling, 5)) == 1
+    engine = drafter.run(execution, num_speculative_tokens=5)
+    for i, row in enumerate("abcd"):
+        engine.add(row, text(i, 5 + 9 * i))
+    engine.step(accept(0))
+    choose = at_random(0)
+    for ceilings in ([2, 5, 1, 3], [0, 1, 4, 9], [5, 5, 2, 1]):
+        guesses = engine.step(choose, dict(zip("abcd", ceilings, strict=True)))
+        for row, count in zip("abcd", ceilings, strict=True):
+            assert_as_reference(drafter, guesses[row], min(count, 5))
 
 
 @pytest.mark.parametrize("name", ["z-lab", "lilicorr"])
