@@ -162,30 +162,15 @@ def test_a_folder_of_its_own(tmp_path: Path, has_config: bool, version: str | No
     Folders that name its version read the embedding's half of the pair first, all others the state's.
     """
     target = write("mimo", tmp_path / "mimo")
-    tensors = load_file(target.folder / "model.safetensors")
-    own = tmp_path / "speculator"
-    own.mkdir()
-    layer = {name.removeprefix("model."): tensor.clone() for name, tensor in tensors.items() if "mtp_layers" in name}
-    config: dict[str, Any] = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    layers = target.hf_config.to_dict()
+    config: dict[str, Any] = {"speculators_model_type": "mtp", **({"transformer_layer_config": layers} if has_config else {})}
+    own = moved(target, tmp_path / "own", {"model.mtp_layers.": "mtp_layers."}, config)
     if version is not None:
-        config["speculators_version"] = version
-        state, token = layer["mtp_layers.0.input_proj.weight"].chunk(2, 1)
-        layer["mtp_layers.0.input_proj.weight"] = torch.cat([token, state], 1)
-    save_file(layer, own / "model.safetensors")
-    if has_config:
-        config["transformer_layer_config"] = target.hf_config.to_dict()
-    (own / "config.json").write_text(json.dumps(config))
-    edit(target.folder, without("mtp_layers"))
-
+        part = "mtp_layers.0.input_proj.weight"
+        edit(own, lambda tensors: {**tensors, part: tensors[part].roll(layers["hidden_size"], 1)}, speculators_version=version)
     assert "speculators, 1 module (mtp_layers.0.*)" in target.load(model=str(own)).found[0]
-    engine = target.run(model=str(own), num_speculative_tokens=2)
-    engine.add("a", [5, 7, 9])
-    engine.step(lambda request, guess: ((), 3))
-    guess = engine.step(lambda request, guess: ((), 3))["a"]
-    assert guess.tokens == target.probs(guess).argmax(-1).tolist()
-
-    config["transformer_layer_config"] = {**target.hf_config.to_dict(), "hidden_size": 64}
-    (own / "config.json").write_text(json.dumps(config))
+    assert_guesses_as_the_layer_does(target, own)
+    edit(own, dict, transformer_layer_config={**layers, "hidden_size": 64})
     with pytest.raises(SpeculativeConfigError, match="trained for a target of hidden size 64, this one has 32"):
         target.load(model=str(own))
 
