@@ -1,6 +1,6 @@
 """Text and messages to token ids: the tokenizer, and the model's own chat template.
 
-The template always comes from the model's folder and runs in transformers' sandbox; a request can neither bring one nor
+The template is the model's, or one that the server was started with, and runs in transformers' sandbox; a request can neither bring one nor
 override an argument of the rendering.
 """
 

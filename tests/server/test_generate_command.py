@@ -41,6 +41,9 @@ def test_the_answer_goes_to_stdout_and_the_figures_to_stderr(
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
     assert generate(["--raw", "-", "--model", str(tiny_target), "--max-tokens", "12", *FLAGS]) == 0
     assert capsys.readouterr().out == expected[1] + "\n"
+    of_template = ["--chat-template", "{{ date_string }}", "--default-chat-template-kwargs", json.dumps({"date_string": QUESTION})]
+    assert generate(["Hi", str(tiny_target), "--max-tokens", "12", *of_template, *FLAGS]) == 0
+    assert capsys.readouterr().out == expected[1] + "\n"
 
 
 def test_steps_show_what_each_accepted_and_said(tiny_target: Path, expected: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
