@@ -30,7 +30,8 @@ def sampling_defaults(folder: Path, config: ModelConfig) -> dict[str, Any]:
     said |= config.override_generation_config
     found = {ours: said[name] for name, ours in RECOMMENDED.items() if said.get(name) is not None}
     try:
-        SamplingParams(**found)
+        if SamplingParams(**found).max_tokens == 0:  # which asks for nothing but the prompt's scores
+            raise InvalidRequest("max_new_tokens must be at least 1, not 0")
     except InvalidRequest as error:
         raise ConfigError(f"{FILE} or override_generation_config: {error}; generation_config vllm leaves out the model's own") from None
     return found

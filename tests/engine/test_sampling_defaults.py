@@ -46,6 +46,7 @@ def test_where_they_come_from(folder: Path, source: str, override: dict[str, Any
         ({"generation_config": "openai"}, "auto, vllm or a folder with generation_config.json, not 'openai'"),
         ({"override_generation_config": {"temprature": 1}}, "has temperature, top_p, .*, not 'temprature'"),
         ({"override_generation_config": {"temperature": "hot"}}, "temperature must be .*; generation_config vllm leaves out"),
+        ({"override_generation_config": {"max_new_tokens": 0}}, "max_new_tokens must be at least 1, not 0"),
     ],
 )
 def test_mistakes_are_told(folder: Path, settings: dict[str, Any], words: str) -> None:
