@@ -86,6 +86,17 @@ def template_text(tokenizer: PreTrainedTokenizerBase, given: str | None = None) 
     return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
+def syntax_mistake(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Where the template is no Jinja, and why; "" if it is."""
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": PROBE}], tokenize=False)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    except Exception:  # it may refuse the probe
+        pass
+    return ""
+
+
 def _reads_arguments_as_text(template: str) -> bool:
     """Whether it takes the arguments of a call as the model wrote them: the prompt then repeats its very tokens."""
     return "arguments is string" in template

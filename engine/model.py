@@ -26,6 +26,7 @@ from ..kernels.model_config import config_class, read_model_config
 from ..kernels.quantised_checkpoint import UnsupportedQuantisation, read_quantisation
 from ..kernels.weight_bank import WeightBank
 from .cache_size import MIN_TOKENS, free_bytes
+from .chat_template import syntax_mistake
 from .config import ModelConfig
 from .errors import ConfigError, ModelLoadError
 from .model_folder import TOKENIZER_FILES, TOKENIZERS, Progress, config_json, find_folder, one_line, read_json, require_files, weight_files
@@ -275,6 +276,8 @@ def _tokenizer(
         tokenizer.chat_template = (read_json(folder, "chat_template.json") or {}).get("chat_template")
     if config.chat_template is not None:
         tokenizer.chat_template = _template(config.chat_template)
+        if mistake := syntax_mistake(tokenizer):
+            raise ConfigError(f"chat_template is broken at its {mistake}")
     return tokenizer
 
 

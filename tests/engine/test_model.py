@@ -141,8 +141,9 @@ def test_a_chat_template_from_elsewhere(folder: Path, tmp_path: Path):
     (tmp_path / "other.jinja").write_text("{{ messages[0] }}")
     for given, template in ((str(tmp_path / "other.jinja"), "{{ messages[0] }}"), ("{{ 'x' * 9000 }}", "{{ 'x' * 9000 }}")):
         assert load(folder, chat_template=given).tokenizer.chat_template == template
-    with pytest.raises(ConfigError, match="chat_template is a file .*, not '/no/such.jinja': .*No such file"):
-        load(folder, chat_template="/no/such.jinja")
+    for given, mistake in (("/no/x.jinja", "is a file .*, not '/no/x.jinja': .*No such file"), ("\n{% if %}", "is broken at its line 2: ")):
+        with pytest.raises(ConfigError, match=f"chat_template {mistake}"):
+            load(folder, chat_template=given)
 
 
 def test_all_ends_are_found(folder: Path):
