@@ -51,7 +51,8 @@ ELSEWHERE = {
     "--speculative-draft-model-quantization": "--speculative-model-quantization",
     "--speculative-draft-model-revision": '"revision" in --speculative-config',
 }
-_JSON_FLAGS = {"--speculative-config": "--speculative-config", "-sc": "--speculative-config"}
+_OBJECTS = {name: name for name in ("--speculative-config", "--default-chat-template-kwargs", "--override-generation-config")}
+_OBJECTS["-sc"] = "--speculative-config"
 _BOOLEANS = {"true", "false"}
 _NUMBER = re.compile(r"-\d|-\.\d")
 
@@ -71,33 +72,32 @@ class Separated:
 def separate(argv: Sequence[str], own_flags: Collection[str]) -> Separated:
     """Take vLLM's flags without meaning here out of a command line.
 
-    Underscores count as dashes (`--max_model_len`), `--speculative-config.method ngram` becomes part of one JSON value.
+    Underscores count as dashes (`--max_model_len`); `--speculative-config.method ngram` and entries of other objects become one JSON value.
     Raises UnknownFlag.
     """
     own: list[str] = []
     ignored: list[str] = []
-    dotted: dict[str, object] = {}
+    dotted: dict[str, dict[str, object]] = {}
     words = list(argv)
-    while words:
+    while words and words[0] != "--":
         word = words.pop(0)
-        if word == "--" or not word.startswith("-") or word == "-" or _NUMBER.match(word):
+        if not word.startswith("-") or word == "-" or _NUMBER.match(word):
             own.append(word)
             continue
         name, equals, value = word.partition("=")
         name, dot, key = name.partition(".")
         if name.startswith("--"):
             name = name.replace("_", "-")
-        if dot and name in _JSON_FLAGS:
-            _assign(dotted, key, value if equals else _take_value(words, word))
-        elif name in own_flags:
+        if dot and name in _OBJECTS:
+            _assign(dotted.setdefault(_OBJECTS[name], {}), key, value if equals else _take_value(words, word), name)
+        elif name in own_flags and not dot:
             own.append(name + equals + value)
         elif _skip_foreign(name, bool(equals), words):
             ignored.append(name)
         else:
             raise UnknownFlag(_unknown(word, name, own_flags))
-    if dotted:
-        own.append("--speculative-config=" + json.dumps(dotted))
-    return Separated(own, _warnings(ignored))
+    own += [f"{name}={json.dumps(entries)}" for name, entries in dotted.items()]
+    return Separated(own + words, _warnings(ignored))  # behind -- there are no flags
 
 
 def _skip_foreign(name: str, has_value: bool, words: list[str]) -> bool:
@@ -127,13 +127,13 @@ def _take_value(words: list[str], flag: str) -> str:
     return words.pop(0)
 
 
-def _assign(target: dict[str, object], key: str, text: str) -> None:
+def _assign(target: dict[str, object], key: str, text: str, flag: str) -> None:
     """`a.b`, "1" -> {"a": {"b": 1}}."""
     *parents, last = key.replace("-", "_").split(".")
     for parent in parents:
         inner = target.setdefault(parent, {})
         if not isinstance(inner, dict):
-            raise UnknownFlag(f"--speculative-config.{key} contradicts an earlier value of {parent}")
+            raise UnknownFlag(f"{flag}.{key} contradicts an earlier value of {parent}")
         target = inner
     target[last] = yaml.safe_load(text)
 

@@ -71,10 +71,11 @@ def test_every_flag_reaches_its_setting() -> None:
 
 def test_what_requests_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
     sampling, kwargs = '{"temperature": 0.6}', '{"enable_thinking": false}'
-    words = ["--generation-config", "vllm", "--override-generation-config", sampling, f"--default-chat-template-kwargs={kwargs}"]
-    config = ServerConfig.from_cli(words)
-    assert (config.engine.model.generation_config, config.engine.model.override_generation_config) == ("vllm", {"temperature": 0.6})
-    assert config.default_chat_template_kwargs == {"enable_thinking": False} and not capsys.readouterr().err
+    whole = ["--override-generation-config", sampling, f"--default-chat-template-kwargs={kwargs}"]
+    for words in (whole, ["--override-generation-config.temperature", "0.6", "--default_chat_template_kwargs.enable-thinking=false"]):
+        config = ServerConfig.from_cli(["--generation-config", "vllm", *words])
+        assert (config.engine.model.generation_config, config.engine.model.override_generation_config) == ("vllm", {"temperature": 0.6})
+        assert config.default_chat_template_kwargs == {"enable_thinking": False} and not capsys.readouterr().err
     for wrong, told in (("[1]", "must be a JSON object"), ("{temperature: 1}", "no JSON: "), ("[" * 100_000, "no JSON: ")):
         with pytest.raises(SystemExit):
             ServerConfig.from_cli(["--override-generation-config", wrong])
@@ -316,6 +317,8 @@ def test_settings_that_contradict_each_other() -> None:
 def test_dotted_speculative_config() -> None:
     config = read("T", "--speculative-config.method", "ngram", "-sc.num-speculative-tokens=3", "--speculative_config.prompt_lookup_max", 4)
     assert _proposers(config) == (NgramConfig(3, 4, 4),)
+    with pytest.raises(SystemExit):
+        read("T", "--port.number", "9000")
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc", "--speculative_config"])

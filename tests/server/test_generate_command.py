@@ -68,7 +68,9 @@ def test_json_tells_everything(tiny_target: Path, expected: tuple[str, str], cap
 
 
 def test_mistakes(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for argv, words in [([], "which PROMPT?"), ([""], "the PROMPT is empty"), (["a", "b", "c"], "one PROMPT and one MODEL at most")]:
+    three = "one PROMPT and one MODEL at most, not -a -b c"
+    behind_dashes = ["-sc.method", "ngram", "--", "-a", "-b", "c"]
+    for argv, words in [([], "which PROMPT?"), ([""], "the PROMPT is empty"), (behind_dashes, three)]:
         with pytest.raises(SystemExit, match="2"):
             generate(argv)
         assert capsys.readouterr().err.startswith(f"foretoken: error: {words}")
