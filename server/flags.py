@@ -96,7 +96,7 @@ def separate(argv: Sequence[str], own_flags: Collection[str]) -> Separated:
             ignored.append(name)
         else:
             raise UnknownFlag(_unknown(word, name, own_flags))
-    own += [f"{name}={json.dumps(entries)}" for name, entries in dotted.items()]
+    own += [f"{name}={json.dumps(entries, default=str)}" for name, entries in dotted.items()]
     return Separated(own + words, _warnings(ignored))  # behind -- there are no flags
 
 
@@ -135,7 +135,10 @@ def _assign(target: dict[str, object], key: str, text: str, flag: str) -> None:
         if not isinstance(inner, dict):
             raise UnknownFlag(f"{flag}.{key} contradicts an earlier value of {parent}")
         target = inner
-    target[last] = yaml.safe_load(text)
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[last] = text
 
 
 def _unknown(word: str, name: str, own_flags: Collection[str]) -> str:

@@ -110,7 +110,7 @@ def _words_of(settings: Mapping[Any, Any], parser: ServeParser) -> list[str]:
             case list() if flag in _TAKING_VALUES:
                 words.extend([flag, *(json.dumps(item) if isinstance(item, dict) else str(item) for item in value)])
             case list() | dict():
-                words.append(f"{flag}={json.dumps(value)}")
+                words.append(f"{flag}={json.dumps(value, default=str)}")  # a date, which JSON does not know, as it is written
             case _:
                 words.append(f"{flag}={value}")
     return words

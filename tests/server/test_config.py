@@ -69,13 +69,20 @@ def test_every_flag_reaches_its_setting() -> None:
     assert config.served_model_names == ("a", "b")
 
 
-def test_what_requests_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_requests_leave_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sampling, kwargs = '{"temperature": 0.6}', '{"enable_thinking": false}'
     whole = ["--override-generation-config", sampling, f"--default-chat-template-kwargs={kwargs}"]
     for words in (whole, ["--override-generation-config.temperature", "0.6", "--default_chat_template_kwargs.enable-thinking=false"]):
         config = ServerConfig.from_cli(["--generation-config", "vllm", *words])
         assert (config.engine.model.generation_config, config.engine.model.override_generation_config) == ("vllm", {"temperature": 0.6})
         assert config.default_chat_template_kwargs == {"enable_thinking": False} and not capsys.readouterr().err
+    (tmp_path / "server.yaml").write_text("default-chat-template-kwargs: {date_string: 2026-07-26}")
+    for words, day in (
+        ([f"--config={tmp_path / 'server.yaml'}"], "2026-07-26"),
+        (["--default-chat-template-kwargs.date_string", "2026-07-26"], "2026-07-26"),
+        (["--default-chat-template-kwargs.date_string", "{no YAML"], "{no YAML"),
+    ):
+        assert ServerConfig.from_cli(words).default_chat_template_kwargs == {"date_string": day}
     for wrong, told in (("[1]", "must be a JSON object"), ("{temperature: 1}", "no JSON: "), ("[" * 100_000, "no JSON: ")):
         with pytest.raises(SystemExit):
             ServerConfig.from_cli(["--override-generation-config", wrong])
