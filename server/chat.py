@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..engine.errors import ContextTooLong
 from ..engine.request import SamplingParams, TokenDelta
 from .chat_format import OFF_LOOP_CHARS, ChatPrompt
 from .generation import ChoiceProgress, Generation
@@ -27,7 +28,11 @@ async def create_chat_completion(request: Request, serving: Serving) -> Response
     model = serving.require_model(body.model)
     options = serving.stream_options(body)
     chat = await read_chat(body, serving)
-    generation = await serving.generation(request, body, [chat.prompt.token_ids], chat.params, id_prefix="chatcmpl-")
+    try:
+        generation = await serving.generation(request, body, [chat.prompt.token_ids], chat.params, id_prefix="chatcmpl-")
+    except ContextTooLong as error:  # told of the engine's parameters, not the client's
+        error.param = {"prompt": "messages", "max_tokens": body.most_tokens()[0]}.get(error.param or "", error.param)
+        raise
     if chat.plain:
         shape = ChatShape(generation, body, model, serving, options)
     else:

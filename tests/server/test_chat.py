@@ -260,8 +260,15 @@ def test_long_forms_hold_nobody_up(client: TestClient, monkeypatch: pytest.Monke
     assert [thread.startswith("asyncio_") for thread in threads] == [False, True]
 
 
-@pytest.mark.parametrize(("fields", "param"), [({"messages": [{"role": "user", "content": "a" * 10**5}]}, "messages"), ({}, "prediction")])
-def test_a_text_that_cannot_fit_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
-    prediction = {"prediction": {"type": "content", "content": "a" * 10**5}}
-    error = client.post(ROUTE, json=CHAT | prediction | fields).json()["error"]
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "a" * 10**5}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
+        ({"max_completion_tokens": 10**5}, "max_completion_tokens"),
+        ({"prediction": {"type": "content", "content": "a" * 10**5}}, "prediction"),
+    ],
+)
+def test_what_cannot_fit_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
+    error = client.post(ROUTE, json=CHAT | fields).json()["error"]
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
