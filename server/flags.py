@@ -52,7 +52,7 @@ ELSEWHERE = {
     "--speculative-draft-model-revision": '"revision" in --speculative-config',
 }
 _OBJECTS = {name: name for name in ("--speculative-config", "--default-chat-template-kwargs", "--override-generation-config")}
-_OBJECTS["-sc"] = "--speculative-config"
+_OBJECTS |= {"-sc": "--speculative-config"}
 _BOOLEANS = {"true", "false"}
 _NUMBER = re.compile(r"-\d|-\.\d")
 

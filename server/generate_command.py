@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,18 +48,18 @@ def generate(argv: Sequence[str]) -> int:
         with kept():
             engine = boot(config.engine, progress)
     try:
-        return _generate(engine, prompt, values, config.default_chat_template_kwargs)
+        return _generate(engine, prompt, values)
     except InvalidRequest as error:
         return failed(error, USAGE)
     finally:
         engine.core.close()
 
 
-def _generate(engine: Engine, prompt: str, values: dict[str, Any], template_kwargs: Mapping[str, Any]) -> int:
+def _generate(engine: Engine, prompt: str, values: dict[str, Any]) -> int:
     from ..engine.bench.speculation_turn import take
     from ..engine.request import SamplingParams
 
-    token_ids = _token_ids(engine, prompt, values, template_kwargs)
+    token_ids = _token_ids(engine, prompt, values)
     params = SamplingParams(
         temperature=values.get("temperature", 0.0),
         top_p=values.get("top_p", 1.0),
@@ -88,8 +88,8 @@ def _adapter(engine: Engine, name: str) -> Adapter:
     return engine.adapters.require(name)
 
 
-def _token_ids(engine: Engine, prompt: str, values: dict[str, Any], template_kwargs: Mapping[str, Any]) -> list[int]:
-    """As a question by the chat template, or as it is: by default whatever the model was made for. Raises InvalidRequest, ConfigError."""
+def _token_ids(engine: Engine, prompt: str, values: dict[str, Any]) -> list[int]:
+    """As a question by the chat template, or as it is: by default whatever the model was made for. Raises ForetokenError."""
     from ..engine.chat_template import template_text
     from ..engine.errors import InvalidRequest
     from .chat_format import ChatFormat
@@ -103,7 +103,7 @@ def _token_ids(engine: Engine, prompt: str, values: dict[str, Any], template_kwa
         return engine.intake.encode(prompt)
     messages = [Message(role="system", content=values["system"])] if values.get("system") else []
     try:
-        form = ChatFormat(engine.tokenizer, engine.intake.encode, defaults=template_kwargs)
+        form = ChatFormat(engine.tokenizer, engine.intake.encode, defaults=values.get("default_chat_template_kwargs", {}))
         return asyncio.run(form.encode_chat([*messages, Message(role="user", content=prompt)])).token_ids
     except ApiError as error:
         message = "this model has no chat template; leave --chat away" if not has_template else error.message

@@ -141,7 +141,7 @@ def test_a_chat_template_from_elsewhere(folder: Path, tmp_path: Path):
     (tmp_path / "other.jinja").write_text("{{ messages[0] }}")
     for given, template in ((str(tmp_path / "other.jinja"), "{{ messages[0] }}"), ("{{ 'x' * 9000 }}", "{{ 'x' * 9000 }}")):
         assert load(folder, chat_template=given).tokenizer.chat_template == template
-    for given, mistake in (("/no/x.jinja", "is a file .*, not '/no/x.jinja': .*No such file"), ("\n{% if %}", "is broken at its line 2: ")):
+    for given, mistake in (("/no/x", "is a file .*, not '/no/x': .*No such file"), ("\n{% if %}", "is broken at its line 2: ")):
         with pytest.raises(ConfigError, match=f"chat_template {mistake}"):
             load(folder, chat_template=given)
 

@@ -229,11 +229,6 @@ def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine
         fake.client(default_chat_template_kwargs={"tokenize": False})
 
 
-def test_a_text_that_cannot_fit_is_refused_before_tokenizing(client: TestClient, fake: FakeEngine) -> None:
-    response = client.post(ROUTE, json={"messages": [{"role": "user", "content": "x" * 100_000}]})
-    assert response.json()["error"]["code"] == "context_length_exceeded" and not fake.calls
-
-
 def test_long_texts_go_through_a_thread_with_the_same_result(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     render = fake.tokenizer.apply_chat_template

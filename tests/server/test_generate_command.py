@@ -41,7 +41,7 @@ def test_the_answer_goes_to_stdout_and_the_figures_to_stderr(
     monkeypatch.setattr("sys.stdin", io.StringIO(QUESTION + "\n"))
     assert generate(["--raw", "-", "--model", str(tiny_target), "--max-tokens", "12", *FLAGS]) == 0
     assert capsys.readouterr().out == expected[1] + "\n"
-    of_template = ["--chat-template", "{{ date_string }}", "--default-chat-template-kwargs", json.dumps({"date_string": QUESTION})]
+    of_template = ["--chat-template", "{{ date_string }}", f"--default-chat-template-kwargs.date_string={QUESTION}"]
     assert generate(["Hi", str(tiny_target), "--max-tokens", "12", *of_template, *FLAGS]) == 0
     assert capsys.readouterr().out == expected[1] + "\n"
 
@@ -68,9 +68,8 @@ def test_json_tells_everything(tiny_target: Path, expected: tuple[str, str], cap
 
 
 def test_mistakes(tiny_target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    three = "one PROMPT and one MODEL at most, not -a -b c"
-    behind_dashes = ["-sc.method", "ngram", "--", "-a", "-b", "c"]
-    for argv, words in [([], "which PROMPT?"), ([""], "the PROMPT is empty"), (behind_dashes, three)]:
+    three, told = ["-sc.method", "ngram", "--", "-a", "b", "c"], "one PROMPT and one MODEL at most, not -a b c"
+    for argv, words in [([], "which PROMPT?"), ([""], "the PROMPT is empty"), (three, told)]:
         with pytest.raises(SystemExit, match="2"):
             generate(argv)
         assert capsys.readouterr().err.startswith(f"foretoken: error: {words}")
