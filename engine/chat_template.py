@@ -72,12 +72,12 @@ class ChatTemplate:
                     if type(error) is not TemplateError:
                         break
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise InvalidRequest("the model's chat template cannot render these messages", "messages") from error
+            raise InvalidRequest("the model's chat template cannot render this conversation", "messages") from error
         # Exactly TemplateError is the template's own raise_exception(), written to be read; the rest is the template's matter.
         reason = str(refusal) if type(refusal) is TemplateError else "it cannot render them"
         if isinstance(refusal, TemplateSyntaxError):
             logger.error("the chat template is broken at its line %d: %s", refusal.lineno, refusal.message)
-        raise InvalidRequest(f"the model's chat template refuses these messages: {reason}", "messages") from refusal
+        raise InvalidRequest(f"the model's chat template refuses this conversation: {reason}", "messages") from refusal
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase, given: str | None = None) -> str:

@@ -97,7 +97,7 @@ def separate(argv: Sequence[str], own_flags: Collection[str]) -> Separated:
         else:
             raise UnknownFlag(_unknown(word, name, own_flags))
     own += [f"{name}={json.dumps(entries, default=str)}" for name, entries in dotted.items()]
-    return Separated(own + words, _warnings(ignored))  # behind -- there are no flags
+    return Separated(own + words, _warnings(ignored))  # behind -- are no flags
 
 
 def _skip_foreign(name: str, has_value: bool, words: list[str]) -> bool:

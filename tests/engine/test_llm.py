@@ -333,7 +333,7 @@ def test_a_conversation_that_a_template_refuses_is_told_in_another_way(plain: LL
     by_turns = "{% for m in messages %}" + odd + "{{ m.content }}|{% endfor %}"
     (output,) = plain.chat([user, user], GREEDY, use_tqdm=False, chat_template=by_turns)
     assert output.prompt == "hi\n\nhi|"
-    with pytest.raises(InvalidRequest, match="refuses these messages: never"):
+    with pytest.raises(InvalidRequest, match="refuses this conversation: never"):
         plain.chat([user], GREEDY, use_tqdm=False, chat_template="{{ raise_exception('never') }}")
     with pytest.raises(InvalidRequest, match="needs a role"):
         plain.chat([user, {"content": "hi"}], GREEDY, use_tqdm=False)
