@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -129,8 +130,12 @@ def _add_models(app: FastAPI, serving: Serving) -> None:
         return {"id": name, **common, **origin}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in names.listed]}
+    async def models(request: Request) -> dict[str, Any]:
+        if "anthropic-version" not in request.headers:
+            return {"object": "list", "data": [card(name) for name in names.listed]}
+        began = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        cards = [{"type": "model", "id": name, "display_name": name, "created_at": began} for name in names.listed]
+        return {"data": cards, "has_more": False, "first_id": names.listed[0], "last_id": names.listed[-1]}
 
     @app.get("/v1/models/{name:path}")  # names of the hub have a slash
     async def model(name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .chat_format import OFF_LOOP_CHARS, ChatPrompt
 from .generation import ChoiceProgress, Generation
 from .logprobs import TokenText, annotated, chat_logprobs, prompt_logprobs
 from .replies import Reply, message
-from .schemas import ChatRequest, StreamOptions
+from .schemas import AS_MANY_AS_FIT, ChatRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
 from .streaming import answer
 
@@ -66,7 +66,8 @@ async def read_chat(body: ChatRequest, serving: Serving) -> Chat:
     )
     if body.truncate_prompt_tokens is not None:
         prompt = replace(prompt, token_ids=body.truncated(prompt.token_ids, serving.max_tokens, params.max_tokens))
-    most = serving.sampling.get("max_tokens")
+    wants_all = AS_MANY_AS_FIT in (body.max_tokens, body.max_completion_tokens)
+    most = None if wants_all else serving.sampling.get("max_tokens")
     if params.max_tokens is None and most is not None and most < serving.max_tokens - len(prompt.token_ids):
         params = replace(params, max_tokens=most)
     thinking, work = formats.thinking(body.thinking_budget, prompt), partial(formats.grammar, params.grammar, tools, offer, prompt)

@@ -92,6 +92,8 @@ class Responses:
 
     async def _asked(self, tenant: str, body: ResponseRequest) -> tuple[list[Item], ChatRequest]:
         """The items that the request brings, and the whole conversation as a request for chat completions."""
+        if not (body.input or body.previous_response_id):
+            raise ApiError(400, "input is needed where no previous_response_id is given", param="input")
         turns = await self._turns(tenant, body.previous_response_id)
         input = await self._resolved(tenant, body.input)
 

@@ -59,7 +59,7 @@ class TextField(OpenAIObject):
 class ResponseRequest(GenerationRequest):
     """Beside these the fields of chat completions that say how to sample, to speculate and to constrain."""
 
-    input: Items
+    input: Items = []  # none: on from an earlier response
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None

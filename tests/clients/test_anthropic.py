@@ -57,6 +57,9 @@ def test_whole_streamed_and_asynchronous_agree(
     assert text == final.content[0].text == block.text
     assert (final.stop_reason, final.usage.output_tokens) == (message.stop_reason, message.usage.output_tokens)
 
+    (card,) = client.models.list()
+    assert (card.type, card.id, card.display_name) == ("model", fields["model"], fields["model"]) and card.created_at.year > 2024
+
     async def bearer() -> str:
         async with anthropic.AsyncAnthropic(base_url=server.url, auth_token=api_key, max_retries=0) as client:
             answer = await client.messages.create(**fields)

@@ -16,12 +16,15 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     [
         ("/v1/chat/completions", CHAT, 9),
         ("/v1/chat/completions", CHAT | {"max_tokens": 20}, 20),
+        ("/v1/chat/completions", CHAT | {"max_tokens": -1}, None),
         ("/v1/completions", {"prompt": "Hi"}, 16),
         ("/v1/responses", {"input": "Hi"}, 9),
         ("/v1/messages", CHAT | {"max_tokens": 5}, 5),
     ],
 )
-def test_what_is_left_out_is_as_the_model_has_it(client: TestClient, fake: FakeEngine, route: str, body: dict[str, Any], most: int) -> None:
+def test_what_is_left_out_is_as_the_model_has_it(
+    client: TestClient, fake: FakeEngine, route: str, body: dict[str, Any], most: int | None
+) -> None:
     fake.sampling |= {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
     by_default, told = (client.post(route, json=body | more) for more in ({}, {"temperature": 0.25}))
     assert by_default.status_code == told.status_code == 200

@@ -142,6 +142,8 @@ def test_a_conversation_goes_on(api: TestClient, fake: FakeEngine) -> None:
     )
     create(api, "two", previous_response_id=first["id"])  # from the first one another way
     assert fake.prompt().count("<|user|>") == 2 and "<|system|>" not in fake.prompt()
+    assert api.post("/v1/responses", json={"previous_response_id": second["id"]}).is_success and fake.prompt().count("<|user|>") == 2
+    assert api.post("/v1/responses", json={"instructions": "I"}).json()["error"]["param"] == "input"
 
 
 def test_a_call_is_answered_in_the_next_request(api: TestClient, fake: FakeEngine) -> None:
