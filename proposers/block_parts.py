@@ -17,7 +17,7 @@ from .block_checkpoint import BlockDraft
 from .block_program import embedding_program, product_program, table_program
 from .draft_tensors import DraftTensors
 from .guessing import single_tokens
-from .last_state import Network
+from .last_state import RowNetwork
 from .loading import TargetView
 
 
@@ -30,7 +30,7 @@ class HeadParts:
 
     def product(self, weight: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """[n, columns] -> [n, rows] float32 by the weight [rows, columns] as a network of its own, where it computes."""
-        network = Network(self.bind(product_program(weight, rows, columns)))
+        network = RowNetwork(self.bind(product_program(weight, rows, columns)))
         return lambda x: network.final(x).float()
 
     def embedding(self) -> Callable[[Tensor], Tensor]:

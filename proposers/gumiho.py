@@ -19,7 +19,7 @@ from .drafting import Feed, batch_lists
 from .eagle_checkpoint import EagleDraft
 from .guessing import FEATURE, Drawing, Guesses, Network, feature_input, pick
 from .head_programs import residual_layer, scores_program, silu_layer
-from .last_state import Network as RowNetwork
+from .last_state import RowNetwork
 from .loading import Resources
 
 NUM_SERIAL = 2

@@ -29,7 +29,7 @@ from .draft_tensors import DraftTensors, program_weights
 from .drafting import Feed, OwnCache, Pairing, batch_lists
 from .features import Features
 from .guessing import FEATURE, Drawing, Guesses
-from .last_state import Heads, LastStateProposer, Network
+from .last_state import Heads, LastStateProposer, RowNetwork
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .medusa import num_heads_of
@@ -59,10 +59,10 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     def bind(program: Program) -> Executor:
         return resources.bind(program, program_weights(program, tensors.has, tensors.take), config.quantization)
 
-    networks: list[Network] = []
+    networks: list[RowNetwork] = []
     for head in range(num_heads):
         output = outputs.get(head, f"hydra_lm_head.{head}") if outputs else ""
-        networks.append(Network(bind(_head_program(hf_config, head, layers[head], output, tensors, target))))
+        networks.append(RowNetwork(bind(_head_program(hf_config, head, layers[head], output, tensors, target))))
     has_prefix = checkpoint.config.get("hydra_head_arch") == "prefix-mlp"
     max_model_len = readable_length(hf_config, target.max_model_len)
     prefix = bind(_prefix_program(hf_config, max_model_len)) if has_prefix else None

@@ -21,7 +21,7 @@ from .features import WHOLE_STEP
 from .guessing import FEATURE, Guesses, single_tokens
 
 
-class Network:
+class RowNetwork:
     """A network from states, and perhaps token ids, to scores or states: rows know nothing of each other."""
 
     def __init__(self, executor: Executor) -> None:

@@ -16,7 +16,7 @@ from ..kernels.ops import ArgMax, Concat, Embed, GatherRows, Linear
 from ..kernels.program import Program, row_program
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE
-from .last_state import Network
+from .last_state import RowNetwork
 from .mlp_speculator_parts import EPS, MlpSpeculator
 from .recurrent_heads import Carried
 
@@ -30,12 +30,12 @@ class Lstm:
     c begins at 0. The first step reads the target's state by projections of its own, all others share theirs, and all share the rest.
     """
 
-    def __init__(self, gates: Sequence[Network], head: Network, cell: Cell) -> None:
+    def __init__(self, gates: Sequence[RowNetwork], head: RowNetwork, cell: Cell) -> None:
         """gates: of the first step, and of all others, if there are any."""
         self._gates, self._head, self._cell = gates, head, cell
 
     @classmethod
-    def read(cls, speculator: MlpSpeculator, num_tokens: int, bind: Callable[[Program, dict[str, Tensor]], Network]) -> Lstm:
+    def read(cls, speculator: MlpSpeculator, num_tokens: int, bind: Callable[[Program, dict[str, Tensor]], RowNetwork]) -> Lstm:
         """Raises SpeculativeConfigError."""
         if not speculator.is_tied:
             raise SpeculativeConfigError(

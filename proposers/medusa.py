@@ -22,7 +22,7 @@ from .draft_tables import Table
 from .drafting import Feed
 from .guessing import FEATURE, Drawing, Guesses, pick
 from .head_programs import residual_layer, scores_program
-from .last_state import LastStateProposer, Network
+from .last_state import LastStateProposer, RowNetwork
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .medusa_checkpoint import MedusaHeads, read_heads
 
@@ -47,7 +47,7 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
     found.ignore_rest(num_heads)
 
     def open(opening: Opening) -> LastStateProposer:
-        scores = _Scores(Network(networks[0]), [Network(executor) for executor in networks[1:]])
+        scores = _Scores(RowNetwork(networks[0]), [RowNetwork(executor) for executor in networks[1:]])
         if config.tree is None:
             return LastStateProposer(opening.name, num_heads, _Chain(scores, target.vocab_size))
         return LastStateProposer(opening.name, len(config.tree.paths), _Tree(scores, target.vocab_size, config.tree))
@@ -101,8 +101,8 @@ def _output_program(found: MedusaHeads, target: TargetView) -> Program:
 class _Scores:
     """What the heads say."""
 
-    blocks: Network
-    outputs: Sequence[Network]  # one for each head, or one for all
+    blocks: RowNetwork
+    outputs: Sequence[RowNetwork]  # one for each head, or one for all
 
     @property
     def token_ids(self) -> Tensor | None:

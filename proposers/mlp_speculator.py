@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint
 from .config import MlpSpeculatorConfig
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE, Drawing
-from .last_state import LastStateProposer, Network
+from .last_state import LastStateProposer, RowNetwork
 from .loading import LoadedProposer, Opening, Resources
 from .mlp_speculator_parts import EPS, MlpSpeculator, read_speculator
 from .recurrent_heads import NetworkPerStep, RecurrentHeads
@@ -36,8 +36,8 @@ def load(config: MlpSpeculatorConfig, resources: Resources) -> LoadedProposer:
             "(its n_predict): lower it"
         )
 
-    def bind(program: Program, weights: dict[str, Tensor]) -> Network:
-        return Network(resources.bind(program, weights, config.quantization))
+    def bind(program: Program, weights: dict[str, Tensor]) -> RowNetwork:
+        return RowNetwork(resources.bind(program, weights, config.quantization))
 
     if speculator.kind == "sum_lstm":
         recurrence = lstm_speculator.Lstm.read(speculator, num_tokens, bind)

@@ -17,7 +17,7 @@ from ..kernels.upload import upload
 from .config import StaticTree
 from .drafting import Feed
 from .guessing import Drawing, Guesses, share_of
-from .last_state import Network
+from .last_state import RowNetwork
 
 Carried = tuple[Tensor, ...]
 """What a step hands on to the next one: tensors with a row for each of the R rows."""
@@ -38,7 +38,7 @@ class Recurrence(Protocol):
 class NetworkPerStep:
     """Implements `Recurrence`: each step has a network, whose boundary 0 the next one reads."""
 
-    def __init__(self, networks: Sequence[Network]) -> None:
+    def __init__(self, networks: Sequence[RowNetwork]) -> None:
         self._networks = networks
 
     def begin(self, states: Tensor) -> Carried:

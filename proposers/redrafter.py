@@ -19,7 +19,7 @@ from .config import DEFAULT_NUM_SPECULATIVE_TOKENS, MedusaConfig
 from .config_entry import SpeculativeConfigError
 from .guessing import FEATURE, Drawing
 from .head_programs import residual_layer
-from .last_state import LastStateProposer, Network
+from .last_state import LastStateProposer, RowNetwork
 from .loading import LoadedProposer, Opening, Resources, TargetView
 from .recurrent_heads import Carried, RecurrentHeads, RecurrentTree
 
@@ -39,9 +39,9 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
         raise SpeculativeConfigError(f"{head!r} in {checkpoint.folder} must be a matrix of {target.vocab_size} rows")
     is_learned = checkpoint.flag("rnn", any(name.startswith("rnn_") for name in checkpoint.names))
 
-    def bind(program: Program) -> Network:
+    def bind(program: Program) -> RowNetwork:
         weights = {name: checkpoint.take(name, *shape) for name, shape in program.weights.items() if name not in program.shared}
-        return Network(resources.bind(program, weights, config.quantization))
+        return RowNetwork(resources.bind(program, weights, config.quantization))
 
     recurrence = _Recurrence(bind(_state_program(target, is_learned)), bind(_scores_program(checkpoint, num_blocks, target)))
     num_tokens = len(config.tree.paths) if config.tree else config.num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
@@ -61,8 +61,8 @@ def load(config: MedusaConfig, resources: Resources) -> LoadedProposer:
 class _Recurrence:
     """Implements `Recurrence`. Carried are the target's state c, which stays, and the network's own s."""
 
-    state: Network
-    scores: Network
+    state: RowNetwork
+    scores: RowNetwork
 
     def begin(self, states: Tensor) -> Carried:
         return states, torch.zeros_like(states)

@@ -20,7 +20,7 @@ BLOCK = 16
 READ_PASSES = 5
 
 
-class Network:
+class FilledNetwork:
     """A loaded executor and a cache whose places all hold something, as rows of any context need."""
 
     def __init__(self, subject: Subject, effort: Effort) -> None:
@@ -122,8 +122,8 @@ def read_rates(subject: Subject, num_bytes: int, effort: Effort, announce: Annou
 
 
 def measure_network(subject: Subject, effort: Effort, announce: Announce) -> tuple[list[Measurement], int]:
-    """All figures of passes, and the bytes of weights that one token reads. Raises as Network does."""
-    network = Network(subject, effort)
+    """All figures of passes, and the bytes of weights that one token reads. Raises as FilledNetwork does."""
+    network = FilledNetwork(subject, effort)
     found = [subject.measurement(MACHINE, "weights", 0, "MB", Series((network.num_bytes / 1e6,)))]
     found += read_rates(subject, network.num_bytes, effort, announce)
 
@@ -152,7 +152,7 @@ def measure_network(subject: Subject, effort: Effort, announce: Announce) -> tup
     return found, network.num_bytes
 
 
-def decode(subject: Subject, network: Network, effort: Effort, announce: Announce) -> list[Measurement]:
+def decode(subject: Subject, network: FilledNetwork, effort: Effort, announce: Announce) -> list[Measurement]:
     """Single tokens, each round beside a reading of as many bytes: the limit."""
     announce("decode")
     made = {context: network.batch(1, 1, context) for context in effort.decode_contexts}

@@ -16,7 +16,7 @@ from ...engine.bench.checkpoints import SHAPES, Model, draft_pair, find_model
 from ...engine.bench.generation import measure_generation, measure_speculation, measure_transformers
 from ...engine.bench.machine import this_machine
 from ...engine.bench.measurement import PRECISIONS, QUICK, Effort, Measurement, Precision, Results, Subject
-from ...engine.bench.network import Network, arithmetic_peaks, measure_network
+from ...engine.bench.network import FilledNetwork, arithmetic_peaks, measure_network
 from ...engine.bench.plot import plot
 from ...engine.bench.report import report
 from ...engine.errors import ForetokenError
@@ -134,7 +134,7 @@ class Run:
         """Passes; or, where they are not wanted, only the bytes that later parts compare with."""
         if "network" in self._parts:
             return measure_network(subject, effort, announce)
-        return [], Network(subject, effort).num_bytes
+        return [], FilledNetwork(subject, effort).num_bytes
 
     def measure_once(self) -> None:
         """What does not depend on the models chosen."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from foretoken.engine.bench.measurement import MACHINE, NETWORK, Effort, Subject
-from foretoken.engine.bench.network import Network, arithmetic_peaks, measure_network, thread_counts
+from foretoken.engine.bench.network import FilledNetwork, arithmetic_peaks, measure_network, thread_counts
 
 
 def silent(line: str) -> None:
@@ -11,7 +11,7 @@ def silent(line: str) -> None:
 
 
 def test_batches_are_what_they_say(subject: Subject, effort: Effort) -> None:
-    network = Network(subject, effort)
+    network = FilledNetwork(subject, effort)
     batch = network.batch(rows=3, new=2, context=40)
     assert batch.positions.tolist() == [40, 41] * 3 and batch.seq_lens.tolist() == [42] * 3
     assert batch.block_tables.unique().numel() == batch.block_tables.numel(), "rows share no block"
@@ -24,7 +24,7 @@ def test_batches_are_what_they_say(subject: Subject, effort: Effort) -> None:
 
 def test_the_cache_holds_something_everywhere(subject: Subject, effort: Effort) -> None:
     """A pass over places that no pass has written would be NaN, or quicker than the truth."""
-    network = Network(subject, effort)
+    network = FilledNetwork(subject, effort)
     output = network.executor.run(network.batch(rows=3, new=1, context=64), network._cache)
     assert output.top.isfinite().all()
     k, _ = network._cache.gather(0, torch.arange(3 * 64))
@@ -32,12 +32,12 @@ def test_the_cache_holds_something_everywhere(subject: Subject, effort: Effort) 
 
 
 def test_the_bytes_of_a_token_are_those_of_the_products(subject: Subject, effort: Effort) -> None:
-    network = Network(subject, effort)
+    network = FilledNetwork(subject, effort)
     hidden, wide, vocab = 64, 128, network.executor.vocab_size
     layer = hidden * (hidden + 2 * 32) + hidden * hidden + 3 * hidden * wide
     exact = 4 * (2 * layer + vocab * hidden)
     assert exact <= network.num_bytes <= exact * 1.1  # outputs may be padded; no second copy, no embedding row
-    assert Network(Subject(subject.model, "bf16", 1), effort).num_bytes < 0.6 * network.num_bytes
+    assert FilledNetwork(Subject(subject.model, "bf16", 1), effort).num_bytes < 0.6 * network.num_bytes
 
 
 def test_every_case_is_measured(subject: Subject, effort: Effort) -> None:
