@@ -16,6 +16,7 @@ from weakref import ReferenceType, ref
 
 from .engine_thread import Abort, Call, EngineThread, Stop
 from .errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from .origin import ANYBODY, Origin
 from .request import Adapter, SamplingParams, TokenDelta
 from .stats import EngineStats
 from .token_stream import TokenStream
@@ -55,9 +56,7 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
+        origin: Origin = ANYBODY,
         adapter: str | None = None,
     ) -> TokenStream:
         """Queue a request; iterate over the result for the deltas of all its choices. request_id must be unique. adapter: by name.
@@ -71,9 +70,7 @@ class AsyncEngine:
             raise EngineDead("the engine does not run")
         self._admit(params.n)
         its_adapter, slot = self._wanted(adapter)
-        requests = self.engine.intake.requests(
-            request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt, tenant, its_adapter
-        )
+        requests = self.engine.intake.requests(request_id, prompt_token_ids, params, time.monotonic(), origin, its_adapter)
         assert not any(request.request_id in self._streams for request in requests), f"request id {request_id} is in use"
         stream = TokenStream([request.request_id for request in requests], self._abort, slot)
         reference = ref(stream)

@@ -6,13 +6,13 @@ is queued; what does not was checked when SamplingParams was made. Knows no queu
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from .errors import ContextTooLong, InvalidRequest
+from .origin import ANYBODY, Origin
 from .prompt_logprobs import PromptLogprobs
 from .request import Adapter, Request, SamplingParams
 from .thinking_budget import ThinkingBudget, ThinkingState
@@ -28,20 +28,6 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORDS_CHARS = 16_384
 """Of all words of a request together: encoding them is work before the queue, where nothing else bounds it."""
 MAX_PRIORITY = 2**31
-
-ANYONE = "anyone"
-"""The tenant in a corpus id where nobody tells callers apart."""
-COMMON = "default"
-"""The name in it where the request gives none."""
-
-
-def corpus_id(tenant: str, name: str | None, cache_salt: str) -> str:
-    """Whose answers a request may learn from: "TENANT.NAME", and a hash of the salt if there is one.
-
-    Requests that differ in any of the three share nothing. The salt may be a secret and cannot be read from the id.
-    """
-    salted = (hashlib.sha256(cache_salt.encode()).hexdigest()[:16],) if cache_salt else ()
-    return ".".join((tenant or ANYONE, name or COMMON, *salted))
 
 
 class Intake:
@@ -136,21 +122,17 @@ class Intake:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         now: float,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
+        origin: Origin = ANYBODY,
         adapter: Adapter | None = None,
     ) -> list[Request]:
         """One request per choice, named request_id, or request_id-0, request_id-1, ... if n > 1. now: the engine's clock, s.
 
-        tenant: whose request it is, where several parties share a server: none may learn from the prefix cache or a corpus what
-        another has asked. adapter: that the target has for it.
-        Raises InvalidRequest (InvalidGrammar among them), ContextTooLong.
+        adapter: that the target has for it. Raises InvalidRequest (InvalidGrammar among them), ContextTooLong.
         """
         self._check_ids("prompt", prompt_token_ids)
         max_tokens = self._room(len(prompt_token_ids), params)
         self._check_params(params, max_tokens)
-        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        if type(origin.priority) is not int or abs(origin.priority) > MAX_PRIORITY:
             raise InvalidRequest(f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
         prompt = tuple(prompt_token_ids)
         # One seed for all choices: the choice's index is part of the noise key.
@@ -167,10 +149,10 @@ class Intake:
                 seed=seed,
                 eos_token_ids=self._eos_token_ids,
                 choice=choice,
-                priority=priority,
-                cache_salt=".".join(part for part in (tenant, cache_salt) if part),
+                priority=origin.priority,
+                cache_salt=origin.whole_salt,
                 adapter=adapter,
-                corpus_id=corpus_id(tenant, params.speculation_settings.corpus_id, cache_salt),
+                corpus_id=origin.corpus_id(params.speculation_settings.corpus_id),
                 prediction=prediction,
                 bad_word_ids=bad_word_ids,
             )

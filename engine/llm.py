@@ -26,6 +26,7 @@ from .interrupts import interrupts_held_back
 from .llm_metrics import Metric, read
 from .llm_options import engine_config
 from .llm_prompts import Message, ParsedPrompt, Prompt, naming, parse_conversations, parse_prompts, turn_of
+from .origin import Origin
 from .outputs import EmbeddingOutput, EmbeddingRequestOutput, GrowingOutput, RequestOutput
 from .request import Adapter, LoRARequest, Request, SamplingParams
 from .stats import EngineStats
@@ -110,7 +111,7 @@ class LLM:
                     token_ids = _token_ids(engine, prompt)
                     room = engine.model.max_model_len - len(token_ids)
                     settings = replace(settings, max_tokens=room) if (settings.max_tokens or 0) > room > 0 else settings.clone()
-                    requests = engine.intake.requests(request_id, token_ids, settings, now, rank, prompt.cache_salt, adapter=adapter)
+                    requests = engine.intake.requests(request_id, token_ids, settings, now, Origin(rank, prompt.cache_salt), adapter)
                 jobs.append(Job(requests, GrowingOutput(request_id, prompt.text, token_ids, settings, now)))
             self._num_prompts += len(jobs)
             self._run(engine, jobs, use_tqdm)

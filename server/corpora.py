@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ..engine.core import EngineCore
-from ..engine.intake import ANYONE
+from ..engine.origin import ANYONE
 from .errors import ApiError
 from .serving import Serving
 

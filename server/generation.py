@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import ForetokenError, RequestFailed
+from ..engine.origin import ANYBODY, Origin
 from ..engine.outputs import SpeculativeDecodingMetrics
 from ..engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta
 from .metrics import Metrics
@@ -51,9 +52,7 @@ class Generation:
         *,
         request_id: str,
         arrival_time: float,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
+        origin: Origin = ANYBODY,
         adapter: str | None = None,
         num_spec_tokens: int = 0,
         lossy: str | None = None,
@@ -71,9 +70,7 @@ class Generation:
         for number, prompt in enumerate(prompts):
             name = f"{request_id}-{number}" if len(prompts) > 1 else request_id
             try:
-                stream = engine.generate(
-                    prompt, params, request_id=name, priority=priority, cache_salt=cache_salt, tenant=tenant, adapter=adapter
-                )
+                stream = engine.generate(prompt, params, request_id=name, origin=origin, adapter=adapter)
             except ForetokenError:
                 self._close_streams()
                 raise

@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from .. import __version__
 from ..engine.embedding import Embedder
+from ..engine.origin import Origin
 from ..engine.request import SamplingParams
 from .chat_format import ChatFormat
 from .config import ServerConfig
@@ -138,9 +139,7 @@ class Serving:
             params,
             request_id=id_prefix + uuid.uuid4().hex,
             arrival_time=request.state.arrival_time,
-            priority=_priority(body.priority, request.state.best_priority),
-            cache_salt=body.cache_salt or "",
-            tenant=request.state.tenant,
+            origin=Origin(_priority(body.priority, request.state.best_priority), body.cache_salt or "", request.state.tenant),
             adapter=None if adapter is None else adapter.name,
             num_spec_tokens=self._num_spec_tokens,
             lossy=self._lossy,

@@ -24,6 +24,7 @@ from foretoken.engine.boot import Engine, assemble, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.errors import ConfigError, ContextTooLong
 from foretoken.engine.model import load_model
+from foretoken.engine.origin import Origin
 from foretoken.engine.request import SamplingParams
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
@@ -101,7 +102,7 @@ def run(engine: Engine, jobs: list[tuple[list[int], SamplingParams, int]], arriv
     while todo or core.has_work:
         while todo and arrivals[todo[0][0]] <= step:
             i, (prompt, params, priority) = todo.pop(0)
-            for request in engine.intake.requests(f"r{i}", prompt, params, float(step), priority):
+            for request in engine.intake.requests(f"r{i}", prompt, params, float(step), Origin(priority)):
                 core.add_request(request)
         for delta in core.step(float(step)):
             assert delta.finish_reason != "error", delta.error

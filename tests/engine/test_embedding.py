@@ -20,6 +20,7 @@ from foretoken.engine.boot import Engine, boot
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.embedding import Embedder
 from foretoken.engine.errors import ContextTooLong, EngineDead, InvalidRequest, QueueFull, RequestFailed, ShuttingDown
+from foretoken.engine.origin import Origin
 from foretoken.engine.request import SamplingParams, TokenDelta
 from foretoken.kernels.layout import RaggedBatch
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig
@@ -117,7 +118,7 @@ def test_requests_go_on_between_passes_and_say_the_same(tiny_target: Path) -> No
         embedder = Embedder(driver)
         prompt = TEXTS[1]
         told.append([token async for delta in driver.generate(prompt, GREEDY, request_id="alone") for token in delta.token_ids])
-        stream = driver.generate(prompt, GREEDY, request_id="beside", cache_salt="another")
+        stream = driver.generate(prompt, GREEDY, request_id="beside", origin=Origin(cache_salt="another"))
         first = await anext(stream)
         tasks = [asyncio.create_task(embedder.embed(TEXTS)) for _ in range(3)]
         told.append(first.token_ids + [token async for delta in stream for token in delta.token_ids])

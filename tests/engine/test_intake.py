@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.engine.errors import ContextTooLong, InvalidRequest
 from foretoken.engine.intake import Intake
+from foretoken.engine.origin import Origin
 from foretoken.engine.request import SamplingParams
 
 VOCAB, CONTEXT = 320, 64
@@ -37,7 +38,7 @@ def refused(intake: Intake, prompt: list[int], **settings: object) -> InvalidReq
 
 
 def test_choices_share_a_seed_and_differ_by_index(intake: Intake) -> None:
-    children = intake.requests("r", [5, 6], SamplingParams(n=3), now=2.5, priority=-1, cache_salt="s")
+    children = intake.requests("r", [5, 6], SamplingParams(n=3), now=2.5, origin=Origin(-1, "s"))
     assert [(c.request_id, c.choice) for c in children] == [("r-0", 0), ("r-1", 1), ("r-2", 2)]
     assert len({c.seed for c in children}) == 1
     assert all((c.arrival_time, c.priority, c.cache_salt, c.token_ids, c.max_tokens) == (2.5, -1, "s", [5, 6], 16) for c in children)
@@ -194,12 +195,12 @@ def test_text_too_long_is_refused_unread(intake: Intake, monkeypatch: pytest.Mon
 def test_priority_must_be_a_bounded_integer(intake: Intake) -> None:
     for priority in (2**40, True, 1.5):
         with pytest.raises(InvalidRequest, match="priority"):
-            intake.requests("r", [1], SamplingParams(), 0.0, priority=priority)  # pyright: ignore[reportArgumentType]
+            intake.requests("r", [1], SamplingParams(), 0.0, Origin(priority))  # pyright: ignore[reportArgumentType]
 
 
 def test_tenant_salt_and_corpus_keep_requests_apart(intake: Intake) -> None:
     def made(tenant: str, salt: str, name: str | None) -> tuple[str, str]:
-        (request,) = intake.requests("r", [1], SamplingParams(speculation={"corpus_id": name}), 0.0, 0, salt, tenant)
+        (request,) = intake.requests("r", [1], SamplingParams(speculation={"corpus_id": name}), 0.0, Origin(0, salt, tenant))
         return request.cache_salt, request.corpus_id
 
     assert made("", "", None) == ("", "anyone.default") == made("", "", "default")

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.engine.intake import Intake
+from foretoken.engine.origin import ANYBODY, Origin
 from foretoken.engine.policy.base import BATCH_SIZE
 from foretoken.engine.request import FinishReason, SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
 from foretoken.engine.stats import EngineStats, ProposerStats
@@ -93,14 +94,12 @@ class FakeEngine:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
+        origin: Origin = ANYBODY,
         adapter: str | None = None,
     ) -> FakeStream:
-        first = self.intake.requests(request_id, prompt_token_ids, params, 0.0, priority, cache_salt, tenant)[0]
+        first = self.intake.requests(request_id, prompt_token_ids, params, 0.0, origin)[0]
         salts = {"salt": first.cache_salt, "corpus_id": first.corpus_id}
-        self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, priority=priority, **salts))
+        self.calls.append(SimpleNamespace(prompt=list(prompt_token_ids), params=params, id=request_id, priority=origin.priority, **salts))
         if self.error is not None:
             raise self.error
         return FakeStream(self, self._deltas(request_id, params))
