@@ -65,7 +65,7 @@ class _Shape:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         self._fits = len(wishes) == len(self.depths) and sum(self.depths) <= budget and all(wish.samples for wish in wishes)
-        self._fits = self._fits and all(depth <= wish.most(is_tree=False) for depth, wish in zip(self.depths, wishes, strict=True))
+        self._fits = self._fits and all(depth <= wish.chain for depth, wish in zip(self.depths, wishes, strict=True))
         return [(0, depth) for depth in (self.depths if self._fits else [0] * len(wishes))]
 
     def cut(self, grants: Sequence[RowGrant], draft: Draft) -> Sequence[int] | None:

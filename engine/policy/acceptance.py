@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .base import Shape
+
 ROW_FADE = 0.95  # of a row's evidence with each draft
 IDLE_FADE = 0.985  # of a row's evidence with each step in which it had no draft
 IDLE_WEIGHT = 3.0  # drafts of evidence that stay
@@ -81,11 +83,10 @@ class _Evidence:
 class ProposerAcceptance:
     """One proposer's chances, over all rows and row by row."""
 
-    def __init__(self, depth: int, is_whole: bool = False) -> None:
+    def __init__(self, depth: int, is_whole: bool = False, shape: Shape | None = None) -> None:
         """depth: the most guesses of one draft. is_whole: as of `Needs`; then every node of a draft is worth as much as any other."""
-        self.depth, self.is_whole = depth, is_whole
+        self.depth, self.is_whole, self.shape = depth, is_whole, shape or Shape()
         self._has_seen_whole = False
-        self.is_tree = False  # then guess i is the i-th node, kept or not whatever became of the one before it in the list
         self._average = _Evidence(depth)
         self._rows: dict[str, _Row] = {}
         self._prior: tuple[list[float], list[float]] | None = None
@@ -98,9 +99,8 @@ class ProposerAcceptance:
 
         accepted: indices into the draft.
         """
-        if drafted and not is_chain:
-            self.is_tree = True
-        if self.is_tree:
+        self.shape.see(is_chain)
+        if self.shape.branches:  # a node is kept or not whatever became of the one before it in the list
             path = set(accepted)
             kept, reached = [i in path for i in range(drafted)], drafted
             if self.is_whole:
@@ -173,7 +173,7 @@ class ProposerAcceptance:
             opinion = prior_keep + shift
             opinion = HIGHEST if opinion > HIGHEST else LOWEST if opinion < LOWEST else opinion
             keep = (num_kept + ROW_WEIGHT * opinion) / (num_reached + ROW_WEIGHT)
-            if not self.is_tree:
+            if not self.shape.branches:
                 shift = HEREDITY * (keep - prior_keep)
             keeps.append(keep)
             makes.append((num_made + ROW_WEIGHT * prior_make) / (num_asked + ROW_WEIGHT))
@@ -185,7 +185,7 @@ class ProposerAcceptance:
         survival = exists = 1.0
         for p, e in zip(keep, make, strict=True):
             exists *= e
-            survival = p if self.is_tree else survival * p
+            survival = p if self.shape.branches else survival * p
             accepted.append(survival * exists)
             made.append(exists)
         return Worth(accepted, made, self.is_whole)

@@ -42,7 +42,7 @@ class AdaptivePolicy:
 
     def __init__(self, rules: RequestLimits, costs: CostTable) -> None:
         self.costs = costs
-        self.expectations = Expectations(rules.proposers)
+        self.expectations = Expectations(rules)
         self._rules = rules
         self._may_cut = rules.config.rejection_sample_method == "match"  # under the p/q rules what is drawn must be verified
         self._assignment = Assignment(rules, self.expectations.acceptance, costs)
@@ -421,7 +421,7 @@ class AdaptivePolicy:
                 trials[row.proposer] += 1
                 if trials[row.proposer] > TRIAL_ROWS:
                     continue
-            if ceiling := min(wish.most(acceptance.is_tree), row.ceiling):
+            if ceiling := min(acceptance.shape.most(wish), row.ceiling):
                 places.append(i)
                 candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
         return answer, places, candidates

@@ -57,9 +57,26 @@ class Wish:
     def samples(self) -> bool:
         return self.request.num_computed_tokens + self.num_scheduled == len(self.request.token_ids)
 
-    def most(self, is_tree: bool) -> int:
-        """Guesses of a draft: what branches may have more of them than tokens are still to come."""
-        return self.room if is_tree else min(self.room, self.depth)
+    @property
+    def chain(self) -> int:
+        """Most guesses of a draft that does not branch."""
+        return min(self.room, self.depth)
+
+
+class Shape:
+    """What was seen of one proposer's drafts."""
+
+    __slots__ = ("branches",)
+
+    def __init__(self) -> None:
+        self.branches = False  # then guess i is the i-th node, and there may be more of them than tokens are still to come
+
+    def see(self, is_chain: bool) -> None:
+        self.branches = self.branches or not is_chain
+
+    def most(self, wish: Wish) -> int:
+        """Guesses of a draft."""
+        return wish.room if self.branches else wish.chain
 
 
 @record
@@ -148,6 +165,7 @@ class RequestLimits:
         self.config = config
         self.longest_unseen_s = longest_unseen_s
         self.proposers = tuple(proposers)
+        self.shapes = tuple(Shape() for _ in proposers)
         self._index = {p.name: i for i, p in enumerate(proposers)}
         self.default = next((i for i, p in enumerate(proposers) if p.name != PREDICTION), -1)
         self.prediction = self._index.get(PREDICTION, -1)

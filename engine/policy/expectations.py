@@ -11,7 +11,7 @@ from ...kernels.record import record
 from ...proposers.base import FORCED, Draft
 from ..plan import PlanRow, RowVerdict, Settled
 from .acceptance import Calibration, ProposerAcceptance
-from .base import ProposerInfo
+from .base import RequestLimits
 
 
 @record
@@ -27,10 +27,12 @@ class Asked:
 class Expectations:
     """Of one engine."""
 
-    def __init__(self, proposers: Sequence[ProposerInfo]) -> None:
-        self.acceptance = [ProposerAcceptance(p.max_tokens, p.is_whole) for p in proposers]
+    def __init__(self, rules: RequestLimits) -> None:
+        self.acceptance = [
+            ProposerAcceptance(p.max_tokens, p.is_whole, shape) for p, shape in zip(rules.proposers, rules.shapes, strict=True)
+        ]
         self.revision = 0  # goes up with whatever changes an estimate
-        self._calibration = [Calibration() for _ in proposers]
+        self._calibration = [Calibration() for _ in rules.proposers]
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""
@@ -45,7 +47,7 @@ class Expectations:
                 chances.append(chance(draft.confidence[start + node]) * (chances[parent] if parent >= 0 else 1.0))
             return chances
         worth = self.acceptance[source].worth(request_id)
-        if self.acceptance[source].is_tree or len(worth.accepted) < end - start:
+        if self.acceptance[source].shape.branches or len(worth.accepted) < end - start:
             return None
         return [a / m if m > 0 else 0.0 for a, m in zip(worth.accepted[: end - start], worth.made, strict=False)]
 

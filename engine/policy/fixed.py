@@ -27,7 +27,6 @@ class FixedPolicy:
     def __init__(self, rules: RequestLimits) -> None:
         self._rules = rules
         self._pass_s = 0.0  # of the latest step, everything included
-        self._trees: set[int] = set()  # proposers whose drafts were seen to branch
         self._k = 0.0
 
     def assign(self, request: Request) -> tuple[int, int]:
@@ -62,7 +61,8 @@ class FixedPolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> list[tuple[int, int]]:
         assigned = [self.assign(wish.request) for wish in wishes]
-        ceilings = [min(ceiling, wish.most(p in self._trees)) for (p, ceiling), wish in zip(assigned, wishes, strict=True)]
+        shapes = self._rules.shapes
+        ceilings = [ceiling and min(ceiling, shapes[p].most(wish)) for (p, ceiling), wish in zip(assigned, wishes, strict=True)]
         num_guessing = sum(ceiling > 0 for ceiling in ceilings)
         for i, ceiling in enumerate(ceilings):
             if ceiling > 0:
@@ -77,7 +77,9 @@ class FixedPolicy:
         return None
 
     def observe(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
-        self._trees.update(row.source[-1] for row in plan.rows if not row.is_chain)
+        for row in plan.rows:
+            if not row.is_chain:
+                self._rules.shapes[row.source[-1]].see(is_chain=False)
         if all([row.num_scheduled == 1 for row in plan.rows]):
             self._pass_s = times.step + sum(times.draft)
 

@@ -98,7 +98,7 @@ class Probing:
         drafts = self._costs.drafts
         stale = max(row.proposers, key=lambda p: (step - self._tried.get(p, -1)) / (drafts[p].seconds(DEPTH, 1) + CHEAPEST_S))
         proposer = stale if step % 2 or not depths[j] else candidate.proposer
-        room = min(wishes[j].most(self._acceptance[proposer].is_tree), row.ceilings[row.proposers.index(proposer)])
+        room = min(self._acceptance[proposer].shape.most(wishes[j]), row.ceilings[row.proposers.index(proposer)])
         deeper = room if self._acceptance[proposer].is_whole else depths[j] + DEEPER if depths[j] else DEPTH
         depth = min(room, max(deeper, 1), depths[j] + budget)
         if depth <= depths[j] and proposer == candidate.proposer:

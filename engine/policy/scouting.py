@@ -205,7 +205,7 @@ class Scouting:
         for place, wish in enumerate(wishes):
             if wish.num_scheduled == 1 and wish.room > 0:
                 for p, most in self.found.get(wish.request.request_id, ()):
-                    wanted.append((place, p, min(wish.most(self._expectations.acceptance[p].is_tree), most)))
+                    wanted.append((place, p, min(self._expectations.acceptance[p].shape.most(wish), most)))
         return wanted
 
     def _best(self, wanted: Sequence[tuple[int, int, int]], answer: Answer, wishes: Sequence[Wish], load: Load) -> dict[int, Candidate]:

@@ -134,7 +134,7 @@ class Hold:
         if not self._steps_left or len(wishes) != len(self._rows) or sum(ceiling for _, ceiling in self.answer) > budget:
             return False
         for wish, request_id, (_, ceiling) in zip(wishes, self._rows, self.answer, strict=True):
-            if wish.request.request_id != request_id or wish.num_scheduled != 1 or wish.most(is_tree=False) < ceiling:
+            if wish.request.request_id != request_id or wish.num_scheduled != 1 or wish.chain < ceiling:
                 return False
         self._steps_left -= 1
         return True

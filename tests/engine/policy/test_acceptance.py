@@ -141,7 +141,7 @@ def test_nodes_of_a_tree_are_worth_what_they_are_each() -> None:
     acceptance = ProposerAcceptance(4)
     for step in range(200):  # two children of the root, each with one of its own: the second branch is right more often
         acceptance.observe("r", 4, 4, 4, (1, 3) if step % 4 else (0,), False, step)
-    assert acceptance.is_tree
+    assert acceptance.shape.branches
     first, second, of_first, of_second = acceptance.worth("r").accepted
     assert second == pytest.approx(0.75, abs=0.15) and first == pytest.approx(0.25, abs=0.15)
     assert of_first < 0.1 and of_second == pytest.approx(0.75, abs=0.15), "a later node may be worth more than an earlier one"

@@ -49,7 +49,7 @@ class World:
         )
         rules = RequestLimits(SpeculativeConfig(), infos)
         assert (rules.prediction, rules.text_lookup, rules.table_lookup) == (PREDICTION, TEXT, TABLE if has_table else -1)
-        self.expectations = Expectations(infos)
+        self.expectations = Expectations(rules)
         acceptance = self.expectations.acceptance
         self.choice = RoundsChoice(Assignment(rules, acceptance, self.costs), acceptance, self.costs.passes, rules)
 
