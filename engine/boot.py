@@ -38,7 +38,7 @@ from .rounds import Lookups, Rounds
 from .runner import Runner
 from .sampler import full_logits_wanted
 from .sampling_defaults import sampling_defaults
-from .scheduler import Scheduler
+from .scheduler import NetworkNeeds, Scheduler
 from .shaped_steps import ShapedSteps
 from .verifier import Verifier
 
@@ -177,20 +177,16 @@ def assemble(
     share, cache = runner.states, config.cache
     states = None if share is None else StateSlots(share.num_seats, share.num_snapshots, cache.block_size)
     kv = KVCache(runner.kv.num_blocks, cache.block_size, str(model.path), cache.enable_prefix_caching, states)
-    scheduler = Scheduler(
-        config.scheduler,
-        kv,
-        controller,
+    needs = NetworkNeeds(
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         num_ingesting=proposers.num_ingesting,
         scratch_slots=proposers.needs.scratch_slots,
-        on_preempt=proposers.forget,
-        rounds=rounds,
         lookahead=runner.lookahead,
         guessing_lookahead=proposers.num_places_ahead if verifier.can_be_matched else 0,
         most_guesses=MAX_TREE_TOKENS if share is None else share.num_guesses,
     )
+    scheduler = Scheduler(config.scheduler, kv, controller, needs, proposers.forget, rounds)
 
     def open_text(request: Request) -> Detokenizer | None:
         return Detokenizer(model.tokenizer, request.prompt_token_ids, request.params) if request.params.detokenize else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from ..kernels.layout import MAX_TREE_TOKENS
@@ -23,6 +24,19 @@ from .request import Request, Status
 from .rounds import Rounds
 
 
+@dataclass(frozen=True)
+class NetworkNeeds:
+    """What target and drafters can take, and want of every step."""
+
+    vocab_size: int  # the target's
+    max_model_len: int
+    num_ingesting: int = 0  # drafters that read every context token themselves
+    scratch_slots: int = 0  # as in Needs
+    lookahead: int = 0  # places that each row should have behind its tokens, ...
+    guessing_lookahead: int = 0  # ... and those of one that may guess
+    most_guesses: int = MAX_TREE_TOKENS  # of a row in a step, whoever makes them
+
+
 class Scheduler:
     """Continuous batching under a token budget. `schedule` grants, `settle` fixes what runs."""
 
@@ -31,28 +45,14 @@ class Scheduler:
         config: SchedulerConfig,
         kv: KVCache,
         controller: Controller,
-        vocab_size: int,
-        max_model_len: int,
-        num_ingesting: int = 0,
-        scratch_slots: int = 0,
+        needs: NetworkNeeds,
         on_preempt: Callable[[str], None] = lambda request_id: None,
         rounds: Rounds | None = None,
-        lookahead: int = 0,
-        guessing_lookahead: int = 0,
-        most_guesses: int = MAX_TREE_TOKENS,
     ) -> None:
-        """lookahead: places that each row should have behind its tokens; guessing_lookahead: those of a row that may guess.
-
-        most_guesses: of a row in a step, whoever makes them.
-        num_ingesting: drafters that read every context token themselves. scratch_slots: as in Needs.
-        """
         self.config = config
         self.kv = kv
         self.controller = controller
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
-        self.num_ingesting = num_ingesting
-        self.scratch_slots = scratch_slots
+        self.needs = needs
         self.running: list[Request] = []  # oldest first
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -61,11 +61,9 @@ class Scheduler:
         self._counter = count()
         self._on_preempt = on_preempt
         self._rounds = rounds
-        self.lookahead, self.guessing_lookahead = lookahead, guessing_lookahead
-        self.most_guesses = most_guesses
         self._num_filled: dict[str, tuple[int, ...]] = {}
         self._scoring: set[str] = set()  # requests that want scores of their prompt
-        self._score_cost = max(1, -(-4 * vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
+        self._score_cost = max(1, -(-4 * needs.vocab_size * config.max_num_batched_tokens // MAX_LOGITS_BYTES))  # in prompt tokens
         self._refused = ("", 0)  # the request that did not fit last, and the free blocks it saw
 
     @property
@@ -114,7 +112,7 @@ class Scheduler:
         has_begun: the step is computed already, as far as nothing changes. Newcomers wait for the next one: their prompts could only be
         computed behind it, and then it may as well bring its tokens.
         """
-        config, controller = self.config, self.controller
+        config, controller, num_ingesting = self.config, self.controller, self.needs.num_ingesting
         # 1. May anyone guess? Count those who are about to be admitted too, so that no budget is set aside in vain.
         may_round = self._may_round()
         controller.look(self.running, has_begun, may_round)
@@ -128,7 +126,7 @@ class Scheduler:
         if limits.off is None:
             wanted = sum(controller.policy.likely(r, self._room(r, limits.max_tokens)) for r in decoding)
             draft_share = min(config.max_draft_tokens_per_step, wanted, left // 2)
-        prompt_budget = (left - draft_share) // (1 if limits.off else 1 + self.num_ingesting)
+        prompt_budget = (left - draft_share) // (1 if limits.off else 1 + num_ingesting)
         prompt_budget = max(prompt_budget, min(left, 1))  # however small the budget is, prompts get on
 
         # 3. Running rows, oldest first; whoever finds no block pushes out the newest.
@@ -165,13 +163,13 @@ class Scheduler:
         draft_left = 0
         if limits.off is None:
             # A drafter that may not read at least a token of each row can never guess for all of them: that goes before guesses.
-            unread = config.max_num_batched_tokens - num_scheduled - self.num_ingesting * len(scheduled)
+            unread = config.max_num_batched_tokens - num_scheduled - num_ingesting * len(scheduled)
             draft_left = max(0, min(config.max_draft_tokens_per_step, unread))
         rows = self._grant(scheduled, limits, draft_left)
         num_drafts = sum(row.ceiling for row in rows)
         ingest = 0
-        if limits.off is None and self.num_ingesting and any(row.assigned >= 0 for row in rows):
-            ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // self.num_ingesting
+        if limits.off is None and num_ingesting and any(row.assigned >= 0 for row in rows):
+            ingest = max(0, config.max_num_batched_tokens - num_scheduled - num_drafts) // num_ingesting
         may_round = may_round and len(rows) == num_running and not controller.policy.has_left
         rounds = self._in_rounds(rows) if may_round and (num_drafts or not ingest) else None
         return Grants(rows, ingest, self.kv.block_size, not (self._may_join or controller.policy.has_left), rounds)
@@ -179,13 +177,14 @@ class Scheduler:
     def settle(self, grants: Grants, draft: Draft) -> StepPlan:
         """What runs: every draft cut to its grant and checked, places that nobody needs given back."""
         rows: list[PlanRow] = []
+        vocab_size = self.needs.vocab_size
         kept: list[int] = []  # flat draft indices that stay, for draft.probs
         worth_while = self.controller.cut(grants.rows, draft) if draft.start_loc[-1] else None
         for index, grant in enumerate(grants.rows):
             most = grant.ceiling if worth_while is None else min(grant.ceiling, worth_while[index])
             known = grant.num_computed + grant.num_scheduled
             state = self.kv.row_state(grant.request.request_id, grant.num_computed, known, grant.samples)
-            row, nodes = plan_row(grant, draft, index, most, self.vocab_size, state)
+            row, nodes = plan_row(grant, draft, index, most, vocab_size, state)
             rows.append(row)
             if draft.probs is not None:
                 kept.extend(draft.start_loc[index] + node for node in nodes)
@@ -283,15 +282,15 @@ class Scheduler:
         """Draft tokens that the context leaves, if more than the target's own may still come: k guesses yield up to k + 1 tokens."""
         if self._most_new(request) < 2:
             return 0
-        return min(self.max_model_len - len(request.token_ids) - 1, max_tokens, self.most_guesses)
+        return min(self.needs.max_model_len - len(request.token_ids) - 1, max_tokens, self.needs.most_guesses)
 
     def _most_new(self, request: Request) -> int:
         """Tokens that may still come."""
-        return min(request.max_tokens - request.num_output_tokens, self.max_model_len - len(request.token_ids))
+        return min(request.max_tokens - request.num_output_tokens, self.needs.max_model_len - len(request.token_ids))
 
     def _grant(self, scheduled: dict[str, int], limits: StepLimits, budget: int) -> list[RowGrant]:
         """Rows with the controller's ceilings, as far as free blocks go."""
-        kv = self.kv
+        kv, scratch_slots, lookahead = self.kv, self.needs.scratch_slots, self.needs.lookahead
         wishes: list[Wish] = []
         for request in self.running:
             if request.request_id in scheduled:
@@ -300,7 +299,7 @@ class Scheduler:
                 room = self._room(request, limits.max_tokens) if reaches_end and budget else 0
                 wishes.append(Wish(request, num_new, room, max(0, self._most_new(request) - 1)))
         rows: list[RowGrant] = []
-        most_ahead = max(self.lookahead, self.guessing_lookahead)
+        most_ahead = max(lookahead, self.needs.guessing_lookahead)
         shares = self.controller.share(wishes, limits, budget)
         unused = budget - sum(ceiling for _, ceiling in shares)
         for wish, (assigned, ceiling) in zip(wishes, shares, strict=True):
@@ -312,10 +311,10 @@ class Scheduler:
                 ceiling = len(forced)
             if ceiling > 0:
                 known = len(request.token_ids)
-                places = kv.reserve_up_to(request_id, known + ceiling + self.scratch_slots)
-                ceiling = max(0, min(ceiling, places - known - self.scratch_slots))
+                places = kv.reserve_up_to(request_id, known + ceiling + scratch_slots)
+                ceiling = max(0, min(ceiling, places - known - scratch_slots))
             if most_ahead:
-                ahead = most_ahead if ceiling > 0 else self.lookahead
+                ahead = most_ahead if ceiling > 0 else lookahead
                 kv.look_ahead(request_id, request.num_computed_tokens + wish.num_scheduled, ahead)
             rows.append(
                 RowGrant(

@@ -37,7 +37,7 @@ from ..policy.costs import CostFigures, CostTable
 from ..request import Request, SamplingParams
 from ..runner import Runner
 from ..sampler import full_logits_wanted
-from ..scheduler import Scheduler
+from ..scheduler import NetworkNeeds, Scheduler
 from ..verifier import Verifier
 
 PERIOD = 7  # the network counts 0 .. 6 for ever, so that prompt lookup is always right
@@ -142,7 +142,7 @@ def measure(
     setattr(controller, "share", shared)  # noqa: B010 - a type checker would want their signatures
     setattr(controller, "observe", observed)  # noqa: B010
     runner = Runner(model, model.allocate(kv.pool.num_blocks, block_size), (), full_logits_wanted)
-    scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, vocab_size, model.max_model_len)
+    scheduler = Scheduler(SchedulerConfig(8192, max(128, num_rows), 4096), kv, controller, NetworkNeeds(vocab_size, model.max_model_len))
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
     # Where costs are given they stay as they are: the network's own would teach that nothing pays.
     stopwatch = time.perf_counter if costs is None else lambda: 0.0

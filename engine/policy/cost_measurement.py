@@ -106,7 +106,7 @@ def _passes(core: EngineCore, text: Sequence[int], step_s: float) -> dict[int, f
     Into the first blocks of the cache, which are nobody's yet.
     """
     executor, kv, size = core.runner.executor, core.runner.kv, core.scheduler.kv.block_size
-    tables = range(min(kv.num_blocks, core.scheduler.max_model_len // size, -(-(PASS_CONTEXT + MOST_PASS) // size)))
+    tables = range(min(kv.num_blocks, core.scheduler.needs.max_model_len // size, -(-(PASS_CONTEXT + MOST_PASS) // size)))
     context = min(PASS_CONTEXT, len(tables) * size // 2)
     if not tables or not isinstance(executor, RoundsExecutor) or executor.state_layers:
         return None
@@ -143,7 +143,7 @@ def _target(steps: ShapedSteps, budget: _Budget) -> dict[int, float]:
     """Seconds by numbers of tokens: as many of the ladder's as there is time for, each several times."""
     config, size = steps.core.scheduler.config, steps.core.scheduler.kv.block_size
     most = min(config.max_num_batched_tokens, config.max_num_seqs * TOKENS_PER_ROW)
-    context = size if steps.core.scheduler.max_model_len > 4 * size else 0
+    context = size if steps.core.scheduler.needs.max_model_len > 4 * size else 0
     samples: dict[int, list[float]] = {}
 
     def visit(tokens: int) -> None:
@@ -189,7 +189,7 @@ def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> flo
     plain: seconds of a step of one token.
     """
     scheduler, size = steps.core.scheduler, steps.core.scheduler.kv.block_size
-    room = min(LONG_CONTEXT, scheduler.max_model_len - 4 * size, (scheduler.kv.pool.num_blocks - 4) * size)
+    room = min(LONG_CONTEXT, scheduler.needs.max_model_len - 4 * size, (scheduler.kv.pool.num_blocks - 4) * size)
     context = room // size * size
     if context < 8 * size or 8 * plain > budget.left(CONTEXT_SHARE):
         return 0.0
@@ -212,7 +212,7 @@ def _per_context_token(steps: ShapedSteps, budget: _Budget, plain: float) -> flo
 def _draft(steps: ShapedSteps, most: int, budget: _Budget, num_left: int) -> dict[tuple[int, int], float]:
     """(k, rows) -> seconds of one proposer, for all k and rows that are in it at all. num_left: proposers that share what is left."""
     size, max_rows = steps.core.scheduler.kv.block_size, steps.core.scheduler.config.max_num_seqs
-    context = min(-(-DRAFT_CONTEXT // size) * size, steps.core.scheduler.max_model_len // (2 * size) * size)
+    context = min(-(-DRAFT_CONTEXT // size) * size, steps.core.scheduler.needs.max_model_len // (2 * size) * size)
     few, many = (1,), tuple({1, min(DRAFT_ROWS, max_rows)})
     ends, middle = tuple({1, most}), tuple({1, min(MIDDLE_DEPTH, most), most})
     grid: dict[tuple[int, int], float] = {}

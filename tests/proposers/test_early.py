@@ -205,6 +205,6 @@ def test_nobody_begins_where_the_host_has_to_know(deep_target: Path, tmp_path: P
         with LLM(deep_target, {**draft, **settings}, **OPTIONS) as llm:
             assert drafter(llm).num_places_ahead == 0
     with LLM(deep_target, {**draft, "rejection_sample_method": "standard"}, **OPTIONS) as llm:
-        assert drafter(llm).num_places_ahead > 0 == llm._running().core.scheduler.guessing_lookahead, "places are kept for nothing"
+        assert drafter(llm).num_places_ahead > 0 == llm._running().core.scheduler.needs.guessing_lookahead, "places are kept for nothing"
     with LLM(deep_target, draft, **OPTIONS) as llm:
-        assert llm._running().core.scheduler.guessing_lookahead == drafter(llm).num_places_ahead > 0
+        assert llm._running().core.scheduler.needs.guessing_lookahead == drafter(llm).num_places_ahead > 0

@@ -15,7 +15,7 @@ from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.scheduler import NetworkNeeds, Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers import suffix
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer
@@ -192,9 +192,7 @@ def outputs(proposers: Sequence[Proposer], corpora: Corpora | None, seed: int) -
     proposer_set = ProposerSet(proposers, vocab_size=VOCAB, corpora=corpora)
     controller = Controller(SpeculativeConfig(), tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers))
     runner = Runner(model, model.allocate(40, 4), (), full_logits_wanted)
-    scheduler = Scheduler(
-        SchedulerConfig(48, 5, 40), kv, controller, vocab_size=VOCAB, max_model_len=100, on_preempt=proposer_set.forget
-    )
+    scheduler = Scheduler(SchedulerConfig(48, 5, 40), kv, controller, NetworkNeeds(VOCAB, 100), proposer_set.forget)
     committer = Committer(kv, scheduler, runner.move_slots, lambda r: None)
     core = EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
     dice = random.Random(seed)

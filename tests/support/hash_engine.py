@@ -18,7 +18,7 @@ from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.scheduler import NetworkNeeds, Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.proposers.config import SpeculativeConfig
 from foretoken.proposers.proposer_set import ProposerSet
@@ -36,7 +36,7 @@ def hash_engine(
     kv = KVCache(NUM_BLOCKS, BLOCK_SIZE, "hash", True)
     controller = Controller(speculative, tuple(ProposerInfo(one.name, one.max_tokens) for one in proposers.proposers))
     runner = Runner(model, model.allocate(NUM_BLOCKS, BLOCK_SIZE), (), full_logits_wanted)
-    scheduler = Scheduler(config.scheduler, kv, controller, vocab_size=vocab_size, max_model_len=CONTEXT, on_preempt=proposers.forget)
+    scheduler = Scheduler(config.scheduler, kv, controller, NetworkNeeds(vocab_size, CONTEXT), proposers.forget)
     committer = Committer(kv, scheduler, runner.move_slots, lambda r: Detokenizer(tokenizer, r.prompt_token_ids, r.params))
     return SimpleNamespace(
         core=EngineCore(scheduler, proposers, runner, Verifier("match"), committer, controller),

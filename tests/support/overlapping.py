@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,7 +80,8 @@ def overlapped_core(world: simulation.World, *args: Any, model: StartingHashMode
     model = model or StartingHashModel(simulation.VOCAB)
     core.runner = OverlappedRunner(model, core.runner.kv, core.proposers.needs.hidden, full_logits_wanted, model.max_model_len)
     core.runner.use_verifier(core.verifier)
-    core.scheduler.lookahead, core.scheduler.guessing_lookahead = core.runner.lookahead, core.proposers.num_places_ahead
+    ahead = {"lookahead": core.runner.lookahead, "guessing_lookahead": core.proposers.num_places_ahead}
+    core.scheduler.needs = replace(core.scheduler.needs, **ahead)
     return core
 
 

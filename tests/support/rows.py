@@ -9,7 +9,7 @@ from foretoken.engine.controller import Controller
 from foretoken.engine.kv_cache import KVCache
 from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.scheduler import NetworkNeeds, Scheduler
 from foretoken.proposers.config import SpeculativeConfig
 
 VOCAB = 50
@@ -43,9 +43,7 @@ def a_scheduler(
         SchedulerConfig(budget, max_num_seqs, max_drafts),
         KVCache(num_blocks, block_size, "test", prefix_caching),
         Controller(speculative, proposers),
-        vocab_size=VOCAB,
-        max_model_len=256,
-        num_ingesting=num_ingesting,
+        NetworkNeeds(VOCAB, 256, num_ingesting),
     )
 
 

@@ -23,7 +23,7 @@ from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams, TokenDelta
 from foretoken.engine.runner import Runner
 from foretoken.engine.sampler import full_logits_wanted
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.scheduler import NetworkNeeds, Scheduler
 from foretoken.engine.verifier import Verifier
 from foretoken.kernels.state_slots import StateSlots
 from foretoken.proposers.base import Draft, DraftContext, Feedback, Needs, Proposer
@@ -197,17 +197,10 @@ def build_core(
     model = HashModel(VOCAB, fails_on) if share is None else RecurrentHashModel(VOCAB, random.Random(world.seed), fails_on)
     cache = model.allocate(num_blocks, size, None if share is None else share.room)
     runner = Runner(model, cache, proposer_set.needs.hidden, full_logits_wanted, share)
-    scheduler = Scheduler(
-        world.config,
-        kv,
-        controller,
-        vocab_size=VOCAB,
-        max_model_len=model.max_model_len,
-        num_ingesting=sum(p.needs.ingests for p in proposers),
-        scratch_slots=max(world.scratch_slots, proposer_set.needs.scratch_slots),
-        on_preempt=proposer_set.forget,
-        most_guesses=64 if share is None else share.num_guesses,
-    )
+    scratch_slots, most_guesses = max(world.scratch_slots, proposer_set.needs.scratch_slots), 64 if share is None else share.num_guesses
+    num_ingesting = sum(p.needs.ingests for p in proposers)
+    needs = NetworkNeeds(VOCAB, model.max_model_len, num_ingesting, scratch_slots, most_guesses=most_guesses)
+    scheduler = Scheduler(world.config, kv, controller, needs, proposer_set.forget)
     committer = Committer(kv, scheduler, runner.move_slots, lambda request: None)
     return EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
 
