@@ -16,25 +16,15 @@ from .assignment import Assignment
 from .balance import Balance
 from .base import SLOWER, PolicyState, RequestLimits, StepTimes, Wish
 from .costs import CostTable
-from .draft_choice import MARGIN, Candidate, choose
+from .draft_choice import Candidate, choose
 from .drafted_rounds import DraftedRounds
 from .expectations import Asked, Expectations
 from .lessons import Lessons
-from .load import Load
 from .probing import Probing
 from .rounds_choice import RoundsChoice
 from .scouting import Scouting
-from .standing import HOLD, LISTEN_EVERY, LONG_REST, NOBODY, Answer, Closed, Hold, Rest, is_dear, listening_period
-
-UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
-TRIAL_ROWS = 4  # rows that an unproven proposer may guess for in one step
-PLAIN_EVERY = 200  # steps after which some go without guesses, to see what they are compared with
-PLAIN_SOON = 10  # if the latest one was a surprise
-SETTLED = 2  # steps without guesses after which they take what they do where nobody ever guesses
-PLAIN_RUN = SETTLED + 1  # more of them, so that the last one tells
-LONG_PLAIN_RUN = 16  # where guessing gains little, so that what it is compared with must be right
-LITTLE = 1.5  # times the plain rate
-LEAVING = 1.25  # times the rate of rounds: who takes over must first read what they said, and finds the caches full of other things
+from .standing import HOLD, LISTEN_EVERY, NOBODY, SETTLED, Answer, listening_period
+from .weighing import Weighing
 
 
 class AdaptivePolicy:
@@ -52,17 +42,11 @@ class AdaptivePolicy:
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
         self._drafted = DraftedRounds(costs, rules.round_drafter, rules.longest_unseen_s)
         self._may_round = False  # as in `look`
-        self._promises_rounds = False  # whether the latest answer was weighed as one of a step in rounds
-        self._most_rounds = 0  # of this step; 0 = it is none in rounds
-        self._rounds_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; 0 = it cannot be, None = find out first
         self._num_single = SETTLED  # steps in a row that were one pass
         self._lessons = Lessons(self.expectations, self._scouts)
         self._balance = Balance()
-        self._rest = Rest()
-        self._hold = Hold()
-        self._closed = Closed()
+        self._weighing = Weighing(self.expectations, costs, self._assignment, self._probing, self._lessons, self._balance)
         self._step = 0
-        self._weighed_at = 0  # step of the latest decision
         self._is_resting = False  # in this step
         self._asked: dict[str, Asked] = {}
         self._answered: Answer | None = None  # the answer that it was made of, if it still is all there is to it
@@ -71,10 +55,7 @@ class AdaptivePolicy:
         self._has_begun = False  # this step, without them
         self.has_left = False
         self._num_rested = 0  # steps in a row that nobody has guessed in
-        self._is_open = True  # whether guessing paid for anybody in the latest step that could tell
-        self._plain_at = 0  # step of the latest one that was not meant to have guesses
         self._k = 0.0
-        self._promised_rate = 0.0  # tokens a second, by the latest answer
 
     def assign(self, request: Request) -> tuple[int, int]:
         return self._rules.assign(request)
@@ -99,17 +80,16 @@ class AdaptivePolicy:
     def look(self, running: Sequence[Request], has_begun: bool, may_round: bool) -> None:
         num_rows = len(running)
         self._has_begun, self.has_left, self._may_round = has_begun, False, may_round
-        self._most_rounds = self._rounds.most_rounds(running) if may_round else 0
-        self._rounds_rate = self._rounds.rate(running) if self._most_rounds else 0.0
-        if self._most_rounds and not self._is_open:
+        self._rounds.look(running, may_round)
+        if self._rounds.most and not self._weighing.is_open:
             self._scouting.found.clear()  # rounds look everything up themselves
-        elif self._scouting.looks(num_rows, self._step) or not self._rest.covers(num_rows):
+        elif self._scouting.looks(num_rows, self._step) or not self._weighing.rest.covers(num_rows):
             self._scouting.look(running)
         else:
             self._scouting.found.clear()
 
     def rests(self, num_rows: int) -> bool:
-        return self._rest.covers(num_rows) and not self._scouting.found
+        return self._weighing.rest.covers(num_rows) and not self._scouting.found
 
     def likely(self, request: Request, room: int) -> int:
         asked = self._asked.get(request.request_id)
@@ -117,16 +97,16 @@ class AdaptivePolicy:
 
     def share(self, wishes: Sequence[Wish], budget: int) -> Answer:
         self._step += 1
-        if self._rest.covers(len(wishes)) and not self._scouting.found:
+        if self._weighing.rest.covers(len(wishes)) and not self._scouting.found:
             self._take_rest()
             return [NOBODY] * len(wishes)
         self._was_open, self._probing.probe = self._asked, None
-        base = self._without_scouts(wishes, budget)
-        if self._most_rounds and not any([ceiling for _, ceiling in base]):
+        base = self._weighing.answer(wishes, budget, self._step, self._rounds.expected_rate, self._drafted if self._may_round else None)
+        if self._rounds.most and not any([ceiling for _, ceiling in base]):
             self._scouting.found.clear()
         if len(self._lessons) >= HOLD:
             self._lessons.learn()
-        if not self._rest.covers(len(wishes)):
+        if not self._weighing.rest.covers(len(wishes)):
             self._scouting.read_prompts(wishes)
         if self._has_begun:
             base = self._as_begun(base, wishes)
@@ -136,13 +116,13 @@ class AdaptivePolicy:
             # It would only be computed behind the step that has begun, and then that one may as well bring its token.
             self.has_left, answer, self._probing.probe = True, base, None
         self._has_scouted = answer is not base
-        self._is_resting = self._is_resting and not self._has_scouted
+        self._is_resting = self._weighing.is_resting and not self._has_scouted
         if answer is not self._answered:
             self._asked = {wish.request.request_id: Asked(p, k) for wish, (p, k) in zip(wishes, answer, strict=True) if k}
             self._k = sum([k for _, k in answer]) / max(1, len(answer))
             self._answered = answer
         if not self._asked:
-            self._plain_at = self._step
+            self._weighing.plain_at = self._step
         return answer
 
     def _as_begun(self, answer: Answer, wishes: Sequence[Wish]) -> Answer:
@@ -159,27 +139,15 @@ class AdaptivePolicy:
         return [NOBODY if new else said for new, said in zip(is_new, answer, strict=True)]
 
     def _take_rest(self) -> None:
-        self._rest.steps_left -= 1
-        self._is_resting, self._has_scouted, self._plain_at, self._k, self._answered = True, False, self._step, 0.0, None
+        self._weighing.rest_again(self._step)
+        self._is_resting, self._has_scouted, self._k, self._answered = True, False, 0.0, None
         if self._asked:
             self._asked = {}
         self._was_open, self._probing.probe = self._asked, None
 
-    def _without_scouts(self, wishes: Sequence[Wish], budget: int) -> Answer:
-        """The answer as far as it is decided for several steps."""
-        self._is_resting = self._rest.covers(len(wishes)) or self._rest.admit(wishes) or self._stays_closed(wishes)
-        if self._is_resting:
-            self._rest.steps_left -= 1
-            return [NOBODY] * len(wishes)
-        if self._rounds_rate is not None and self._hold.take(wishes, budget):
-            return self._hold.answer
-        self._rest.end()
-        self._hold.end()
-        return [NOBODY] * len(wishes) if self._passes_by(wishes) else self._weighed(wishes, budget)
-
     def rounds(self, running: Sequence[Request], most: int, ceilings: Sequence[int]) -> RoundsAsked | None:
         if not any(ceilings):
-            return self._rounds.ask(running, self._most_rounds, most) if self._most_rounds else None
+            return self._rounds.ask(running, most) if self._rounds.most else None
         if self._probing.probe is not None:
             return None  # a guess that is made for what it teaches is made once
         return self._drafted.ask(running, ceilings)
@@ -189,7 +157,7 @@ class AdaptivePolicy:
         num_more = len(verdict.tokens) - 1
         self._step += num_more
         self._num_single = 0
-        self._rest.steps_left = max(0, self._rest.steps_left - num_more)
+        self._weighing.rest.pass_by(num_more)
         self._lessons.learn()
         num_rows, committed = len(plan.rows), sum(len(said.token_ids) for said in verdict.rows)
         context = sum(row.num_computed for row in plan.rows)
@@ -198,8 +166,8 @@ class AdaptivePolicy:
             for row, said in zip(plan.rows, verdict.rows, strict=True):
                 for draft in said.drafts:
                     self.expectations.learn_settled(row.request.request_id, draft, self._step)
-            if not self._is_unproven(self._drafted.drafter):
-                self._balance.settle(committed, self._promised_rate, seconds)
+            if not self.expectations.is_unproven(self._drafted.drafter):
+                self._balance.settle(committed, self._weighing.promised_rate, seconds)
         else:
             self._rounds.observe(plan, verdict, seconds, self._step)
             self._k = self._rounds.k
@@ -231,7 +199,7 @@ class AdaptivePolicy:
             self._asked[request_id] = Asked(asked.proposer, asked.ceiling, sizes[i], confidence)
             chances = self.expectations.chances(request_id, draft, start, end)
             # What a drafter that nobody knows thinks of its guesses is not yet held against them: how else would it be known?
-            doubts_itself = confidence is not None and self._is_unproven(asked.proposer)
+            doubts_itself = confidence is not None and self.expectations.is_unproven(asked.proposer)
             if chances is None or doubts_itself or (probe is not None and probe.request_id == request_id):
                 fixed += sizes[i]
                 continue
@@ -266,26 +234,26 @@ class AdaptivePolicy:
             return
         disturbance = self.costs.target.disturbance(num_tokens, context, times.step)
         # Else it has weighed everything, or finds the caches full of what rounds needed.
-        if not (self._rest.steps_left and self._weighed_at == self._step) and self._num_single > SETTLED:
+        if not self._weighing.has_closed(self._step) and self._num_single > SETTLED:
             self.costs.target.observe(num_tokens, context, times.step)
         plain = self.costs.target.seconds(num_rows, context)
         # Else some of it was catching up, which scouts need not.
         if all(request_id in self._was_open or asked.proposer in self._scouts for request_id, asked in self._asked.items()):
             self._observe_drafts(times.draft)
-        drafting = sum(times.draft)
+        drafting, weighing = sum(times.draft), self._weighing
         if self._asked and self._probing.probe is None:
             if self._has_scouted:
                 self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
             # What rounds promised says nothing of a step of one pass, and of who is unproven it was only hoped.
-            elif not (self._promises_rounds or any([self._is_unproven(asked.proposer) for asked in self._asked.values()])):
-                self._balance.settle(committed, self._promised_rate, times.step + drafting)
+            elif not (weighing.promises_rounds or any([self.expectations.is_unproven(asked.proposer) for asked in self._asked.values()])):
+                self._balance.settle(committed, weighing.promised_rate, times.step + drafting)
         alone = disturbance * plain * committed / num_rows if num_tokens > num_rows else times.step
         self._balance.add(alone, times.step + drafting)
-        if self._rounds_rate:
-            plain = min(plain, num_rows / self._rounds_rate)
+        if self._rounds.expected_rate:
+            plain = min(plain, num_rows / self._rounds.expected_rate)
         self._probing.pay(plan, verdict, times.step / disturbance, drafting, plain, num_rows)
-        if self._probing.probe is not None and not self._is_open and not any(said.accepted for said in verdict.rows):
-            self._closed.confirm(self._lessons.num_learnt)
+        if self._probing.probe is not None and not any(said.accepted for said in verdict.rows):
+            weighing.confirm()
 
     def _guessed_again(self, plan: StepPlan, verdict: Verdict, times: StepTimes) -> None:
         """A step of scouts' guesses that were decided in an earlier one: what it teaches can wait until the next decision."""
@@ -311,7 +279,7 @@ class AdaptivePolicy:
             return
         self._balance.add(seconds, seconds)
         # A step behind one with guesses finds the caches full of other things: that is no measure of doing without.
-        if self._num_rested > SETTLED and not self._rest.steps_left % listening_period(seconds):
+        if self._num_rested > SETTLED and not self._weighing.rest.steps_left % listening_period(seconds):
             self.costs.target.observe(plan.num_tokens, sum([row.num_computed for row in plan.rows]), seconds)
 
     def forget(self, request_id: str) -> None:
@@ -319,7 +287,7 @@ class AdaptivePolicy:
         self._scouting.forget(request_id)
         self._asked.pop(request_id, None)
         self._answered = None
-        self._rest.forget(request_id)
+        self._weighing.rest.forget(request_id)
         self._probing.forget(request_id)
         self._assignment.forget(request_id)
         self._rounds.forget(request_id)
@@ -327,121 +295,13 @@ class AdaptivePolicy:
 
     @property
     def off(self) -> str | None:
-        return None if self._asked or self._is_open or self._scouting.pays or self._most_rounds else SLOWER
+        return None if self._asked or self._weighing.is_open or self._scouting.pays or self._rounds.most else SLOWER
 
     def state(self) -> PolicyState:
         return PolicyState(self._k, self._balance.speedup)
-
-    def _passes_by(self, wishes: Sequence[Wish]) -> bool:
-        """Whether a step with prompts is left alone: if guessing has not paid lately, newcomers are weighed when they decode.
-
-        Else each would have its prompt read by a drafter for nothing, and would rest through the first steps of its answer.
-        """
-        return not self._is_open and self._step - self._weighed_at < LONG_REST and any(wish.num_scheduled > 1 for wish in wishes)
-
-    def _stays_closed(self, wishes: Sequence[Wish]) -> bool:
-        """Whether another rest begins without a question: it would have the answer that it had, and no probe can be afforded."""
-        if self._is_open or self._probing.is_due or not self._closed.covers(wishes, self._lessons.num_learnt, self._step, self._is_known):
-            return False
-        self._rest.begin(_ids(wishes))
-        return True
-
-    def _weighed(self, wishes: Sequence[Wish], budget: int) -> Answer:
-        """The answer for these rows, and how long it stands."""
-        self._weighed_at = self._step
-        self._closed.end()
-        if self._rounds_rate is None:  # nothing is decided by that but this step
-            self._is_open = False
-            self._rest.begin(_ids(wishes), 1)
-            return [NOBODY] * len(wishes)
-        load = Load.of(wishes)
-        answer, places, candidates = self._candidates(wishes, budget, load)
-        if not candidates:
-            if not any(self._assignment.row(wish.request).proposers for wish in wishes):
-                self._is_open = False
-                self._rest.begin(_ids(wishes))
-            return answer
-        in_rounds = self._drafted.costs([wish.request for wish in wishes]) if self._may_round else None
-        self._promises_rounds = in_rounds is not None
-        choice = choose(candidates, load.num_rows, load.num_prompt, load.context, budget, self.costs, in_rounds)
-        depths, self._promised_rate = choice.depths, choice.rate
-        disappointment = self._balance.disappointment(load.num_rows / choice.plain_rate)
-        if choice.rate < disappointment * MARGIN * max(choice.plain_rate, LEAVING * self._rounds_rate):
-            depths = [0] * len(candidates)
-        self._is_open = any(depths)
-        every = PLAIN_SOON if self.costs.target.in_doubt(load.num_rows + load.num_prompt) else PLAIN_EVERY
-        is_due = self._is_open and self._step - self._plain_at > every
-        if is_due or not self._is_open:
-            self._plain_at = self._step
-        # What is said of a step with prompts need not hold for those without.
-        if not self._is_open and not load.num_prompt and is_dear(len(wishes), load.num_rows / choice.plain_rate):
-            self._closed.begin(_ids(wishes), self._lessons.num_learnt, self._step, self._is_known)
-        if is_due:
-            depths = [0] * len(candidates)
-        else:
-            self._probing.try_one([wishes[i] for i in places], candidates, depths, load, budget, self._step)
-        for i, candidate, depth in zip(places, candidates, depths, strict=True):
-            if depth:
-                answer[i] = (candidate.proposer, depth)
-        if self._is_open:
-            self._rest.be_short()
-        if any(depths):
-            if self._probing.probe is None and load.num_prompt == 0:
-                self._hold.begin(wishes, answer, self.costs.target.seconds(load.num_rows, load.context))
-            return answer
-        if is_due:
-            self._rest.begin(_ids(wishes), PLAIN_RUN if choice.rate > LITTLE * choice.plain_rate else LONG_PLAIN_RUN)
-        else:
-            self._rest.begin(_ids(wishes))
-            self._balance.forgive()
-        return answer
-
-    def _candidates(self, wishes: Sequence[Wish], budget: int, load: Load) -> tuple[Answer, list[int], list[Candidate]]:
-        """Rows that may be guessed for, by whom and how much, and their places; and the answer for those that only keep up."""
-        answer: Answer = [NOBODY] * len(wishes)
-        places: list[int] = []
-        candidates: list[Candidate] = []
-        acceptances = self.expectations.acceptance
-        trials = [0] * len(acceptances)
-        self._assignment.begin_step()
-        for i, wish in enumerate(wishes):
-            row = self._assignment.row(wish.request)
-            if not row.proposers:
-                continue
-            request_id = wish.request.request_id
-            if wish.room <= 0 or budget <= 0:
-                # Who reads a prompt must read it from the start, if the row is likely to be guessed for.
-                if self._is_open:
-                    self._assignment.choose(row, request_id, self._step, load.num_rows or 1, load.context)
-                    answer[i] = row.proposer, 0
-                continue
-            self._assignment.choose(row, request_id, self._step, load.num_rows, load.context)
-            acceptance = acceptances[row.proposer]
-            if self._is_unproven(row.proposer):
-                trials[row.proposer] += 1
-                if trials[row.proposer] > TRIAL_ROWS:
-                    continue
-            if ceiling := min(acceptance.shape.most(wish), row.ceiling):
-                places.append(i)
-                candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
-        return answer, places, candidates
-
-    def _is_unproven(self, proposer: int) -> bool:
-        """Whether what is expected of its guesses is hardly more than a first opinion."""
-        return self.expectations.acceptance[proposer].num_seen < UNPROVEN
-
-    def _is_known(self, request_id: str) -> bool:
-        """Whether anybody but scouts has guessed for that row."""
-        acceptance = self.expectations.acceptance
-        return any(one.last_step(request_id) >= 0 for p, one in enumerate(acceptance) if p not in self._scouts)
 
     def _observe_drafts(self, seconds: Sequence[float]) -> None:
         for p, spent in enumerate(seconds):
             asked = [a.ceiling for a in self._asked.values() if a.proposer == p]
             if asked:
                 self.costs.drafts[p].observe(max(asked), len(asked), spent)
-
-
-def _ids(wishes: Sequence[Wish]) -> list[str]:
-    return [wish.request.request_id for wish in wishes]
-

@@ -13,6 +13,8 @@ from ..plan import PlanRow, RowVerdict, Settled
 from .acceptance import Calibration, ProposerAcceptance
 from .base import RequestLimits
 
+UNPROVEN = 16  # drafts before a proposer's average is worth the whole batch
+
 
 @record
 class Asked:
@@ -33,6 +35,10 @@ class Expectations:
         ]
         self.revision = 0  # goes up with whatever changes an estimate
         self._calibration = [Calibration() for _ in rules.proposers]
+
+    def is_unproven(self, proposer: int) -> bool:
+        """Whether what is expected of its guesses is hardly more than a first opinion."""
+        return self.acceptance[proposer].num_seen < UNPROVEN
 
     def chances(self, request_id: str, draft: Draft, start: int, end: int) -> list[float] | None:
         """Of each guess of a made draft, to be kept; None = unknown, as of a tree whose drafter says nothing."""

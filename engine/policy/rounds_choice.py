@@ -65,6 +65,13 @@ class RoundsChoice:
         self._num_refused = 0  # steps whose passes were too long
         self._is_retried = False  # this one is, too
         self.k = 0.0  # mean of the latest step's guesses
+        self.most = 0  # rounds of this step; 0 = it is none in rounds
+        self.expected_rate: float | None = 0.0  # tokens a second of the step, were it one in rounds; as in `rate`
+
+    def look(self, running: Sequence[Request], may_round: bool) -> None:
+        """A step begins. may_round: as in Policy."""
+        self.most = self.most_rounds(running) if may_round else 0
+        self.expected_rate = self.rate(running) if self.most else 0.0
 
     def most_rounds(self, running: Sequence[Request]) -> int:
         """0 if there is nothing to look in, or a pass takes so long that nothing is gained by not leaving the call. Where it is hardly
@@ -88,7 +95,7 @@ class RoundsChoice:
             return 0.0 if self._is_retried else None
         return brought.tokens / brought.seconds if brought.seconds else 0.0
 
-    def ask(self, running: Sequence[Request], most_rounds: int, most: int) -> RoundsAsked | None:
+    def ask(self, running: Sequence[Request], most: int) -> RoundsAsked | None:
         """most: guesses of one row and round. None if no row wants anything looked up."""
         self._num_asked += 1
         context = sum(request.num_computed_tokens for request in running)
@@ -99,7 +106,7 @@ class RoundsChoice:
             return None
         asked = [lookups or RowLookups() for lookups in wanted]
         self.k = sum([lookups.k for lookups in asked]) / num_rows
-        return RoundsAsked(most_rounds, STEP_S, asked, prices)
+        return RoundsAsked(self.most, STEP_S, asked, prices)
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float, step: int) -> None:
         """A step in rounds took so long, everything included."""

@@ -12,6 +12,7 @@ from .base import Wish
 REST = 8  # steps for which "nobody guesses" stands unless the rows change
 LONG_REST = 32  # and when it was the answer again and again
 LONGEST = 128  # steps after which it is asked for again though nothing was learnt: texts grow, and costs change
+SETTLED = 2  # steps without guesses after which they take what they do where nobody ever guesses
 HOLD = 4  # steps for which each row's number of guesses stands
 LISTEN_EVERY = 4  # steps of a rest, its last one included, that say what such a step costs, ...
 LISTEN_RARELY = 32  # ... or fewer, down to one of these, ...
@@ -68,6 +69,10 @@ class Rest:
 
     def end(self) -> None:
         self.steps_left = 0
+
+    def pass_by(self, num_steps: int) -> None:
+        """So many of its steps are over."""
+        self.steps_left = max(0, self.steps_left - num_steps)
 
     def be_short(self) -> None:
         """Guessing pays: the next rest is no habit."""

@@ -58,18 +58,18 @@ class World:
             self.expectations.acceptance[proposer].observe(request_id, K, K, K, range(accepted), True, step)
 
     def asked(self, *requests: Request, most: int = K) -> list[RowLookups]:
-        asked = self.choice.ask(requests, 4, most)
+        asked = self.choice.ask(requests, most)
         assert asked is not None
         return asked.lookups
 
     def prices(self, *requests: Request) -> list[float]:
-        asked = self.choice.ask(requests, 4, K)
+        asked = self.choice.ask(requests, K)
         assert asked is not None
         return [*asked.prices]
 
     def depths(self, *requests: Request, most: int = K) -> list[tuple[int, int]] | None:
         """From the prediction and from the text."""
-        asked = self.choice.ask(requests, 4, most)
+        asked = self.choice.ask(requests, most)
         return None if asked is None else [(lookups.predicted_k, lookups.text_k) for lookups in asked.lookups]
 
     def spend(self, request: Request, drafts: list[Settled], num_tokens: int = 8, seconds: float = 10 * MS, steps: int = 1) -> None:
@@ -146,7 +146,7 @@ def test_it_learns_what_passes_take_what_is_kept_and_what_rounds_bring() -> None
     plan = RoundsPlan([RowRounds(request, 3, 64, 20, array("i"), RowLookups(text_k=4))], 4, STEP_S, False)
     said = RowSaid([7] * 8, [Settled(TEXT, 0, 4, 4), Settled(TEXT, 5, 4, 2)])
     for step in range(200):
-        world.choice.ask([request], 4, K)
+        world.choice.ask([request], K)
         world.choice.observe(plan, RoundsVerdict([said], [5, 5, 1], [9 * MS, 2 * MS, 3 * MS]), 10 * MS, step)
     passes = world.costs.passes
     assert abs(passes.seconds(5) - 2 * MS) < 0.6 * MS and passes.seconds(1) > 1.5 * MS, "the first pass finds cold caches"
@@ -235,7 +235,7 @@ def test_ceilings_hold_for_the_table() -> None:
     few = a_request("few", speculation={"method": "auto", "num_speculative_tokens": 2})
     assert [lookups.table_k for lookups in world.asked(few, a_request("r"))] == [2, K]
     assert [lookups.table_k for lookups in world.asked(few, a_request("r"), most=1)] == [1, 1]
-    assert world.choice.ask([few], 4, 0) is None
+    assert world.choice.ask([few], 0) is None
 
 
 def test_rounds_bring_nothing_to_rows_that_nothing_is_looked_up_for() -> None:
@@ -243,7 +243,7 @@ def test_rounds_bring_nothing_to_rows_that_nothing_is_looked_up_for() -> None:
     world = World(1 * MS)
     off, auto = a_request("off", speculation={"method": "off"}), a_request("auto")
     assert world.choice.rate([off]) == 0.0 and world.choice.rate([auto]) is None
-    assert world.choice.ask([off], 4, K) is None
+    assert world.choice.ask([off], K) is None
     assert world.choice.rate([auto]) is None, "that says nothing of others"
     world.spend(auto, [])
     assert world.choice.rate([auto]) == pytest.approx(800) and world.choice.rate([off]) == 0.0
