@@ -1,7 +1,5 @@
 """What many tests share: tiny checkpoints, made once, and real server processes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """The arrows of the architecture, held by a test: server > engine > proposers > kernels, and what may not appear at all."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

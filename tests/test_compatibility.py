@@ -1,7 +1,5 @@
 """docs/compatibility.md, cell by cell: every proposer with every feature says what the target says alone, or is refused with a sentence."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

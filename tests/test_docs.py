@@ -1,7 +1,5 @@
 """The documents are true: links lead to files and headings, commands have the flags that they are shown with, code can be read."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

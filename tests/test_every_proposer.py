@@ -4,8 +4,6 @@ Learned drafters have random weights here, so nearly every guess is rejected: th
 proposers, chains and trees side by side, some none; some bring predictions, some go away in between.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ in bfloat16, with int8 weights and with an int8 cache, without exception. In tor
 is allowed where the target itself was undecided: where the gap between its choice and another is below 1e-4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache

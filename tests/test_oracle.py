@@ -1,7 +1,5 @@
 """Greedy output equals `transformers.generate`, for every lowered family, by every way of running a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,16 +51,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = save_tokenizer(folder)
     shape = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": 0,
+        "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 0,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)

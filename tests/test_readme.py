@@ -1,7 +1,5 @@
 """The README is true: all source files are named, its examples run. What holds for every document is in test_docs.py."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

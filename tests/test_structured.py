@@ -4,8 +4,6 @@ Hundreds of JSON schemas, with all kinds of drafts in batches of 16 on the embed
 every drafter that the model brings, each cut by the grammar and headed by the tokens that it forces.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -49,10 +47,7 @@ def outputs(llm: LLM, schemas: list[dict[str, Any]], temperature: float, methods
     prompts = [{"prompt_token_ids": tokenizer.encode(PROMPTS[i % len(PROMPTS)])} for i in range(len(schemas))]
     params = [
         SamplingParams(
-            temperature=temperature,
-            seed=1000 + i,
-            max_tokens=NUM_TOKENS,
-            grammar=GrammarSpec.json_schema(schema),
+            temperature=temperature, seed=1000 + i, max_tokens=NUM_TOKENS, grammar=GrammarSpec.json_schema(schema),
             speculation={"method": methods[i % len(methods)]},
         )
         for i, schema in enumerate(schemas)
@@ -139,12 +134,8 @@ def test_lossy_rules_stay_inside_the_grammar(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"presence_penalty": 1.0, "repetition_penalty": 1.2},
-        {"bad_words": ["name", "1"], "min_tokens": 20},
-        {"logprobs": 2, "n": 2},
-        {"ignore_eos": True},
-        {"top_p": 0.8, "logit_bias": {300: 5.0, 4: -100.0}},
-        {"stop": ["e"]},
+        {"presence_penalty": 1.0, "repetition_penalty": 1.2}, {"bad_words": ["name", "1"], "min_tokens": 20}, {"logprobs": 2, "n": 2},
+        {"ignore_eos": True}, {"top_p": 0.8, "logit_bias": {300: 5.0, 4: -100.0}}, {"stop": ["e"]},
     ],
     ids=lambda settings: next(iter(settings)),
 )

@@ -1,7 +1,5 @@
 """Command lines and scripts that users of vLLM have, with nothing changed but the program's and the models' names."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

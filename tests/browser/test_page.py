@@ -1,7 +1,5 @@
 """The page as people use it: chat, tokens, stop, edit, history, failures, keys, in a real browser against a real server."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

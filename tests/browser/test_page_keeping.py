@@ -1,7 +1,5 @@
 """Nothing that was said is lost, and nothing that was deleted comes back: reloads, two tabs, a server that was started again."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Model output and history are data: what looks like markup is shown, never obeyed; markdown comes out as it should."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The race and the second tab: figures on the screen are those of the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -18,9 +18,7 @@ TOOLS: Any = [
         "name": "get_weather",
         "description": "Get the weather in a city",
         "input_schema": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}},
-            "required": ["city"],
+            "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"],
             "additionalProperties": False,
         },
     }

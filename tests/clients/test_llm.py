@@ -15,22 +15,15 @@ pytest.importorskip("llm")
 pytestmark = pytest.mark.slow
 
 SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}},
-    "required": ["city"],
-    "additionalProperties": False,
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False,
 }
 
 
 @pytest.fixture
 def home(tmp_path: Path, base_url: str, model_name: str) -> Path:
     entry = [
-        "- model_id: foretoken",
-        f"  model_name: {model_name}",
-        f"  api_base: {base_url}",
-        "  api_key_name: foretoken",
-        "  supports_schema: true",
-        "  supports_tools: true",
+        "- model_id: foretoken", f"  model_name: {model_name}", f"  api_base: {base_url}", "  api_key_name: foretoken",
+        "  supports_schema: true", "  supports_tools: true",
     ]
     (tmp_path / "extra-openai-models.yaml").write_text("\n".join(entry) + "\n", encoding="utf-8")
     return tmp_path

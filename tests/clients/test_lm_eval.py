@@ -75,11 +75,7 @@ def test_tasks_by_completions(server: RunningServer, api_key: str, openai_enviro
 def test_tasks_by_chat(server: RunningServer, api_key: str, openai_environment: str, tasks: Any) -> None:
     told = arguments(openai_environment, server.url + "/v1/chat/completions", api_key) | {"tokenizer_backend": None}
     results: Any = simple_evaluate(
-        model="local-chat-completions",
-        model_args=told,
-        tasks=["capitals_write"],
-        task_manager=tasks,
-        apply_chat_template=True,
+        model="local-chat-completions", model_args=told, tasks=["capitals_write"], task_manager=tasks, apply_chat_template=True,
         bootstrap_iters=0,
     )
     assert all(len(sample["resps"][0][0]) > 0 for sample in results["samples"]["capitals_write"])

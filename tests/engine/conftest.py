@@ -1,7 +1,5 @@
 """What steps in rounds are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Adapters of weights that a program knows otherwise than the checkpoint does: in parts, or as the text half of a whole."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

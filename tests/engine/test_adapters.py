@@ -1,7 +1,5 @@
 """Adapters end to end with LLM: each prompt is answered as by a model into which its adapter was merged, whoever guesses."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

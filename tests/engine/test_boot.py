@@ -1,7 +1,5 @@
 """Whole engines on tiny networks: what was never written or was given back reaches no living row; every seam is connected."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -358,10 +356,8 @@ def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
     }  # fmt: skip
     lines: list[str] = []
     config = EngineConfig(
-        ModelConfig(str(deep_target), dtype="float32", executor="torch"),
-        CacheConfig(num_blocks=64, block_size=4),
-        SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=2),
-        SpeculativeConfig((configs[method],), adaptive=False),
+        ModelConfig(str(deep_target), dtype="float32", executor="torch"), CacheConfig(num_blocks=64, block_size=4),
+        SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=2), SpeculativeConfig((configs[method],), adaptive=False),
     )
     with monkeypatch.context() as hasty:
         hasty.setattr(proposer_set, "SLOW_CALL_S", 0.0)  # compiling is slow, and no fault

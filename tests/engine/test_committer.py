@@ -1,7 +1,5 @@
 """Where requests grow: stop rules, places, trees, statistics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -43,11 +41,8 @@ class Desk:
         self.moves: list[tuple[list[int], list[int]]] = []
         self.letters = Letters()
         self.committer = Committer(
-            self.scheduler.kv,
-            self.scheduler,
-            lambda src, dst: self.moves.append((src, dst)),
-            lambda r: self.letters if r.params.detokenize else None,
-            prediction_index=0,
+            self.scheduler.kv, self.scheduler, lambda src, dst: self.moves.append((src, dst)),
+            lambda r: self.letters if r.params.detokenize else None, prediction_index=0,
         )
         self.request = request
         self.scheduler.add(request)
@@ -57,14 +52,8 @@ class Desk:
         request, kv = self.request, self.scheduler.kv
         assert kv.reserve(request.request_id, len(request.token_ids) + len(draft))
         row = PlanRow(
-            request,
-            request.num_computed_tokens,
-            len(request.token_ids) - request.num_computed_tokens,
-            draft,
-            parents,
-            [source] * len(draft),
-            kv.block_table(request.request_id),
-            samples=True,
+            request, request.num_computed_tokens, len(request.token_ids) - request.num_computed_tokens, draft, parents,
+            [source] * len(draft), kv.block_table(request.request_id), samples=True,
         )
         (delta,) = self.committer.commit(StepPlan([row], kv.block_size), Verdict([RowVerdict(accepted, tokens)]))
         self.scheduler.check()

@@ -1,7 +1,5 @@
 """Counting acceptance, and the window that forgets."""
 
-from __future__ import annotations
-
 from array import array
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Every policy lives through the same world: whether a guess for a position of a request is right does not depend on who guesses.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

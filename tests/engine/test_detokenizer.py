@@ -1,7 +1,5 @@
 """Streamed text against the tokenizer's own decoding of the whole output, over hostile bytes and stop strings."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import byte_level

@@ -1,7 +1,5 @@
 """Steps in rounds with a draft model, end to end: what is said, what is counted and what the drafter has read is as of single steps."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings on whole engines with tiny networks: right in every executor, in any chunks, and without a trace in the cache."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

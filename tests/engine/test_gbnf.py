@@ -1,7 +1,5 @@
 """GBNF as llama.cpp, SGLang and vLLM write it means here what it means there, and Lark is never taken for it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What a GPU's memory is divided into, and the refusal when it does not come out. What is measured on a GPU is in tests/gpu."""
 
-from __future__ import annotations
-
 import pytest
 from fake_graphs import FakeRecorder
 from small_networks import small_network

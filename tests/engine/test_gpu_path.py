@@ -3,8 +3,6 @@
 Everything but graphs and kernels is the same code, so outputs must be those of the plain torch executor.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A state's masks are those of a matcher that has read the same tokens and nothing else, whatever was tried in between."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate, chain
 

@@ -1,7 +1,5 @@
 """What compiles means what it should, what does not is refused with its reason, and neither time nor memory runs away."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

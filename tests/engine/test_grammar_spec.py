@@ -1,7 +1,5 @@
 """What can be refused before a grammar is compiled: size, depth, number of alternatives, texts that are no JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every bound of a request, at and around its edge; and what a good request becomes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schemas as libraries write them are enforced; dates and times are ones that programs read, and all of those may be written."""
 
-from __future__ import annotations
-
 import json
 from datetime import date, datetime, timedelta
 from random import Random

@@ -1,7 +1,5 @@
 """Random operations against `check()`, and the rules that a check cannot see."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 

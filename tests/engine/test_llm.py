@@ -1,7 +1,5 @@
 """LLM end to end with tiny random checkpoints: shapes of input, exactness with and without drafts, and what is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

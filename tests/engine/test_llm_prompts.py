@@ -1,7 +1,5 @@
 """Prompts and conversations in the shapes that scripts have them in, and what is refused rather than dropped."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules that change what is said: they do exactly what they are described to do."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

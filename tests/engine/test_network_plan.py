@@ -1,7 +1,5 @@
 """What runs a network and in which formats, with and without a native executor; what is refused, and in which words."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

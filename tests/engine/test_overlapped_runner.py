@@ -1,7 +1,5 @@
 """A runner that begins steps before they are planned says what the plain one says, whatever comes in between."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Several plain passes in one call, where a script generates without speculation: what is said is what one pass a token says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the target says of prompts, against transformers in float32: whole, in chunks, beside others, with a warm cache, preempted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Targets with recurrent layers: what they say is what transformers says, whatever is guessed, cached, pushed out or short."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

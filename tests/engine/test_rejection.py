@@ -1,7 +1,5 @@
 """The p/q rules by exact enumeration: every chain that q can draw, every outcome of the coins with its exact chance."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

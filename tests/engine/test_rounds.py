@@ -1,7 +1,5 @@
 """Steps in rounds, end to end with a tiny checkpoint: what is said is what one pass a token says, and the books are right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,12 +148,7 @@ def test_up_to_the_end_of_the_context(tiny_target: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [
-        LOOKUP | {"adaptive": False},
-        LOOKUP | {"disable_by_batch_size": 1},
-        LOOKUP | {"num_branches": 2},
-        {"method": "suffix"},
-    ],
+    [LOOKUP | {"adaptive": False}, LOOKUP | {"disable_by_batch_size": 1}, LOOKUP | {"num_branches": 2}, {"method": "suffix"}],
     ids=["fixed k", "too many rows", "branches", "suffix"],
 )
 def test_what_is_configured_otherwise_has_none(tiny_target: Path, config: dict[str, Any]) -> None:

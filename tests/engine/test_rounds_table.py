@@ -1,7 +1,5 @@
 """Steps in rounds with an n-gram cache, beside prompt lookup and alone: what is said stays, and its guesses count as its own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

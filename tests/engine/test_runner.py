@@ -1,7 +1,5 @@
 """The ragged batch that a plan becomes."""
 
-from __future__ import annotations
-
 from rows import a_request
 
 from foretoken.engine.plan import PlanRow, StepPlan

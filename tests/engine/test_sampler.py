@@ -1,7 +1,5 @@
 """Every sampling parameter against a slow reference in numpy, one row at a time, under the same noise; in torch and natively."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -377,15 +375,8 @@ def test_which_rows_need_logits() -> None:
     assert not full_logits_wanted(a_request(temperature=0.0, top_k=3, top_p=0.5, stop_token_ids=[5], seed=3))
     assert not full_logits_wanted(a_request(temperature=0.0, min_tokens=1, output=[5]))
     changes: list[dict[str, Any]] = [
-        {"temperature": 0.1},
-        {"logprobs": 0},
-        {"logit_bias": {1: 1.0}},
-        {"allowed_token_ids": [1]},
-        {"bad": [[1]]},
-        {"min_tokens": 1},
-        {"repetition_penalty": 1.1},
-        {"frequency_penalty": 0.1},
-        {"presence_penalty": -0.1},
+        {"temperature": 0.1}, {"logprobs": 0}, {"logit_bias": {1: 1.0}}, {"allowed_token_ids": [1]}, {"bad": [[1]]}, {"min_tokens": 1},
+        {"repetition_penalty": 1.1}, {"frequency_penalty": 0.1}, {"presence_penalty": -0.1},
     ]
     for change in changes:
         assert full_logits_wanted(a_request(**{"temperature": 0.0, **change})), change

@@ -1,7 +1,5 @@
 """Who runs, with how many tokens and guesses."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Drafters with large heads guess from a shortlist: nearly the same guesses, and exactly the same answers."""
 
-from __future__ import annotations
-
 import pytest
 from native_only import native_only
 from saying import said

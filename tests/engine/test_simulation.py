@@ -1,7 +1,5 @@
 """The engine's bookkeeping under thousands of random worlds, and proof that the simulator would notice broken bookkeeping."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

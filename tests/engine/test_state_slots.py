@@ -1,7 +1,5 @@
 """Seats and snapshots of recurrent states: which places get a copy, and which copies are found and given up."""
 
-from __future__ import annotations
-
 from foretoken.engine.kv_cache import KVCache
 from foretoken.kernels.state_slots import NOWHERE, RowState, StateSlots
 

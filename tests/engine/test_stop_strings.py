@@ -1,7 +1,5 @@
 """What the search for stop strings holds back."""
 
-from __future__ import annotations
-
 import pytest
 
 from foretoken.engine.stop_strings import StopMatcher

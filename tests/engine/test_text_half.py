@@ -1,7 +1,5 @@
 """Checkpoints that can see as well are served as the text models that they contain, whatever their tensors are called."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

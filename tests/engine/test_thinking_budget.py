@@ -1,7 +1,5 @@
 """Reasoning ends where its budget does, at once or token by token, and whatever was guessed the text is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a reader sees of the deltas put for them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

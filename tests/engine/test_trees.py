@@ -4,8 +4,6 @@ The network is a tiny random Llama. What a tree step leaves behind is looked at 
 the feedback to proposers and the hidden states of accepted nodes, with cached prefixes, cut trees and preempted rows.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

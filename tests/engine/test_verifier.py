@@ -1,7 +1,5 @@
 """Speculation changes speed only: the same tokens under "match", the same distribution under the p/q rule."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -204,10 +202,7 @@ def test_parameters_that_cannot_work_fail_their_row_alone() -> None:
 def test_logprobs_of_every_emitted_token(method: Method) -> None:
     best = {(1, 2): 7, (1, 2, 7): 8, (1, 2, 7, 8): 9, (1, 2, 7, 3): 1}
     settings: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.0, "logprobs": 2},
-        {"logprobs": 0, "repetition_penalty": 1.5},
-        {"temperature": 0.0},
+        {}, {"temperature": 0.0, "logprobs": 2}, {"logprobs": 0, "repetition_penalty": 1.5}, {"temperature": 0.0},
     ]
     rows = [a_row(a_request(f"{i}", **s), chain(7, 8) if i != 1 else chain(7, 3)) for i, s in enumerate(settings)]
     verdicts = verify(rows, by_prefix(best), method)
@@ -248,13 +243,8 @@ DRAFTS: dict[str, Callable[[int], list[int]]] = {
 @pytest.mark.parametrize(
     ("method", "draft", "true_q"),
     [
-        ("match", "drawn from q", False),
-        ("match", "coupled", False),
-        ("match", "best of p", False),
-        ("standard", "drawn from q", True),
-        ("standard", "argmax of q", False),
-        ("standard", "best of p", False),
-        ("block", "drawn from q", True),
+        ("match", "drawn from q", False), ("match", "coupled", False), ("match", "best of p", False), ("standard", "drawn from q", True),
+        ("standard", "argmax of q", False), ("standard", "best of p", False), ("block", "drawn from q", True),
         ("block", "argmax of q", False),
     ],
 )

@@ -1,7 +1,5 @@
 """Acceptance rules in the verifier: p/q rules over many steps with the drafters' own noise, and the lossy rules."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any, Literal

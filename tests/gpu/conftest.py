@@ -3,8 +3,6 @@
 That is how they are known to be right before a GPU is at hand. Graphs need one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adapters on a GPU, or where Triton's interpreter stands in for one: each row has its own, in graphs and overlapping steps too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

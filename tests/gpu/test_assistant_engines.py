@@ -1,7 +1,5 @@
 """Gemma 4's assistants on a GPU, or where Triton's interpreter stands in for one: over the target's own keys and values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole engines on a GPU: outputs do not depend on guesses, overlap or graphs, and memory is planned in the open."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`kv_cache_dtype="fp8"` from the options to the tokens, on a GPU or where Triton's interpreter stands in for one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

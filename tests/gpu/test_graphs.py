@@ -1,7 +1,5 @@
 """Captured passes and chains beside the same ops run one by one: every rung, padding, what replays leave behind."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 

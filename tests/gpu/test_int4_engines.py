@@ -3,8 +3,6 @@
 What is planned, loaded, quantised and run is all real there too.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole networks of Triton kernels beside the reference of every op, on the same device: every family, every number format."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 
@@ -154,12 +152,8 @@ def test_8_bit_weights_are_near_the_whole_ones(family: str, device: str) -> None
 @pytest.mark.parametrize(
     ("family", "dtype", "is_batch_invariant", "tiled_rows"),
     [
-        ("qwen3", torch.float32, False, 8),
-        ("qwen3", torch.bfloat16, False, 16),
-        ("qwen3", torch.bfloat16, False, 8),
-        ("qwen3", torch.bfloat16, True, 8),
-        ("qwen3_moe", torch.float32, False, 8),
-        ("youtu", torch.float32, False, 8),
+        ("qwen3", torch.float32, False, 8), ("qwen3", torch.bfloat16, False, 16), ("qwen3", torch.bfloat16, False, 8),
+        ("qwen3", torch.bfloat16, True, 8), ("qwen3_moe", torch.float32, False, 8), ("youtu", torch.float32, False, 8),
     ],
 )
 def test_4_bit_weights_are_multiplied_as_they_are(

@@ -1,7 +1,5 @@
 """Recurrent networks of Triton kernels beside the reference: guesses accepted and rejected, op by op and as graphs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from recurrent_rows import scores_of_two, small_cache, two_lives

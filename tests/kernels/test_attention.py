@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -121,14 +119,9 @@ def test_a_row_hardly_depends_on_the_other_rows():
     for row in range(len(batch.seq_lens)):
         start, end = batch.query_start_loc[row : row + 2].tolist()
         alone = replace(
-            batch,
-            token_ids=batch.token_ids[start:end],
-            positions=batch.positions[start:end],
-            slot_mapping=batch.slot_mapping[start:end],
-            tree_mask=batch.tree_mask[start:end],
-            query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
-            seq_lens=batch.seq_lens[row : row + 1],
-            num_causal=batch.num_causal[row : row + 1],
+            batch, token_ids=batch.token_ids[start:end], positions=batch.positions[start:end], slot_mapping=batch.slot_mapping[start:end],
+            tree_mask=batch.tree_mask[start:end], query_start_loc=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=batch.seq_lens[row : row + 1], num_causal=batch.num_causal[row : row + 1],
             block_tables=batch.block_tables[row : row + 1],
         )
         out = paged_attention(q[start:end], None, None, kv, 0, AttentionPlan(alone), 0.3)

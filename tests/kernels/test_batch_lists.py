@@ -1,7 +1,5 @@
 """Batches from lists: what is asked for stands in the arrays, and memory that is used again holds nothing of the batch before."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """Control groups of both versions, as Linux describes them in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which layers are served, and by what, told from a config alone."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 from tiny_models import RECURRENT, tiny_config

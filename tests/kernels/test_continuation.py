@@ -1,7 +1,5 @@
 """The batch that a device makes for itself is the one that the host would make if it knew what the target has said."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

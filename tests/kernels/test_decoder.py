@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -19,10 +17,7 @@ from foretoken.kernels.rope import UnsupportedModel
 VOCAB = 97
 LENGTH = 26
 LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0],
     "original_max_position_embeddings": 16,
 }
 
@@ -46,9 +41,7 @@ def test_tree_tokens_are_rotated_by_position(pairs: dict[str, Pair], name: str) 
     paths = [[11], [12], [12, 13]]  # tree tokens 11, 12, 13: the last is a child of the second
     chain = decoding.batch([[11, 12, 13]])
     tree = dataclasses.replace(
-        chain,
-        positions=torch.tensor([9, 9, 10]),
-        num_causal=torch.tensor([0], dtype=torch.int32),
+        chain, positions=torch.tensor([9, 9, 10]), num_causal=torch.tensor([0], dtype=torch.int32),
         tree_mask=torch.tensor([0b001, 0b010, 0b110]),
     )
     logits = executor.run(tree, decoding.kv).logits

@@ -1,8 +1,6 @@
 """Small drafters as programs on every executor, against plain formulas: passes and chains, blocks of 64, networks without a cache,
 shared weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

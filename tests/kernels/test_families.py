@@ -1,7 +1,5 @@
 """Every lowered family, and its settings one by one, is held to transformers' own model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -32,17 +30,11 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 3.0, 4.0],
     "original_max_position_embeddings": 16,
 }
 PARTIAL_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.2],
+    "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.2],
     "long_factor": [1.0, 2.0, 3.0],
 }
 
@@ -73,10 +65,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3_5-mrope": tiny_config(
         "qwen3_5",
         rope_parameters={
-            "rope_theta": 100.0,
-            "rope_type": "default",
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
+            "rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_interleaved": True,
             "mrope_section": [1, 1, 0],
         },
     ),

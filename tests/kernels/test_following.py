@@ -1,7 +1,5 @@
 """The pass that a device lays out behind a step is the one that the host would make if it knew what the target has said."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes foretold from shapes are the bytes that are taken, also at the worst moment of loading."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

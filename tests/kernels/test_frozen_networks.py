@@ -1,7 +1,5 @@
 """Networks that look at what another one has written: all executors agree, chains stay where they begin, nothing is written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from frozen_networks import (

@@ -1,7 +1,5 @@
 """Memory in large pages."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

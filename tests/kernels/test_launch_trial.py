@@ -1,7 +1,5 @@
 """When kernels are launched early: only where that was tried, gave the same bits every time, and was faster. What they do needs a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our class for Llama's settings against transformers' own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The native executor against the torch executor, op by op and network by network."""
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,10 +111,7 @@ OPS: dict[str, tuple[Op, ...]] = {
     "scale and cap": (Linear(("x",), ("g",), ("odd",)), Scale(("g",), ("s",), 3.0), Softcap(("s",), ("y",), 2.0)),
     "cap, then scale": (Linear(("x",), ("g",), ("odd",)), Softcap(("g",), ("s",), 2.0), Scale(("s",), ("y",), 3.0)),
     "row-local run": (
-        Scale(("x",), ("a",), 2.0),
-        Add(("a", "x"), ("b",)),
-        Concat(("b", "a"), ("c",)),
-        Softcap(("c",), ("d",), 1.5),
+        Scale(("x",), ("a",), 2.0), Add(("a", "x"), ("b",)), Concat(("b", "a"), ("c",)), Softcap(("c",), ("d",), 1.5),
         Activation(("d",), ("y",), "silu", gated=True),
     ),
     "runs side by side": (Linear(("x",), ("g",), ("gate",)), Concat(("g", "x", "g"), ("y",), groups=8)),
@@ -150,12 +145,8 @@ OPS: dict[str, tuple[Op, ...]] = {
         Experts(("x", "r"), ("y",), *EXPERTS, "gelu_tanh", 2, True, scale=0.5, scales="scales"),
     ),
     "local convs": (
-        Linear(("x",), ("k",), ("gate",)),
-        LocalConv(("x", "k"), ("a",), "conv", 0),
-        LocalConv(("a", "k"), ("b",), "conv", 1),
-        Linear(("b",), ("c",), ("square",)),
-        LocalConv(("c", "k"), ("d",), "conv", 1),
-        Add(("d", "x"), ("y",)),
+        Linear(("x",), ("k",), ("gate",)), LocalConv(("x", "k"), ("a",), "conv", 0), LocalConv(("a", "k"), ("b",), "conv", 1),
+        Linear(("b",), ("c",), ("square",)), LocalConv(("c", "k"), ("d",), "conv", 1), Add(("d", "x"), ("y",)),
     ),
     "top-k": (Linear(("x",), ("g",), ("odd",)), TopK(("g",), ("columns", "y"), k=5)),
     "attention": (
@@ -187,12 +178,8 @@ def test_a_local_conv_gives_the_same_bits_beside_any_rows(threads: int) -> None:
 
 def test_attention_over_separate_buffers_with_norms_between() -> None:
     ops = (
-        Linear(("x",), ("q",), ("square",)),
-        Linear(("x",), ("k",), ("square",)),
-        RMSNorm(("k",), ("kn",), "norm", 0.1),
-        Linear(("x",), ("v",), ("odd",)),
-        Linear(("v",), ("vv",), ("wide_v",)),
-        Attention(("q", "kn", "vv"), ("y",), 0, 2, 0.3),
+        Linear(("x",), ("q",), ("square",)), Linear(("x",), ("k",), ("square",)), RMSNorm(("k",), ("kn",), "norm", 0.1),
+        Linear(("x",), ("v",), ("odd",)), Linear(("v",), ("vv",), ("wide_v",)), Attention(("q", "kn", "vv"), ("y",), 0, 2, 0.3),
     )
     program = a_program(*ops)
     program = replace(program, weights={**SHAPES, "wide_v": (24, 50)})

@@ -1,8 +1,6 @@
 """Adapters on the native executor, against torch and against weights that they are merged into; that bits depend on a row alone is also
 asked in test_native_invariance.py."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from dataclasses import replace
@@ -30,10 +28,7 @@ from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.weights import bind_program
 
 pytestmark = pytest.mark.usefixtures("two_threads")
-EXECUTIONS = {
-    **OF_PRECISIONS,
-    "int8 cache": Execution(torch.bfloat16, kv_cache="int8"),
-}
+EXECUTIONS = {**OF_PRECISIONS, "int8 cache": Execution(torch.bfloat16, kv_cache="int8")}
 FLOAT32 = EXECUTIONS["float32"]
 ROOM = AdapterRoom(num_slots=3, rank=5)
 WIDE = 48  # an intermediate size whose gate and up can alternate in panels; that of tiny models is 40

@@ -1,7 +1,5 @@
 """The AMX code, its tiles emulated so that it runs on any machine with AVX-512 and VNNI: alone, under sanitizers, in a whole network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The native executor's rotary embedding, paged cache and attention against the reference."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -116,17 +114,9 @@ def test_random_batches(seed: int):
     rng = random.Random(seed)
     k_dim = rng.randrange(4, 100)
     shape = Shape(
-        type=TYPES[seed % 3],
-        kv_heads=rng.randrange(1, 4),
-        group=rng.choice([1, 2, 3, 5, 16, 17]),
-        k_dim=k_dim,
-        v_dim=rng.randrange(1, 100),
-        window=rng.choice([0, 0, 1, 7, 60]),
-        softcap=rng.choice([0.0, 3.0]),
-        rope_half=rng.randrange(0, k_dim // 2 + 1),
-        norm=rng.random() < 0.5,
-        scale=0.3,
-        sinks=seed % 2 == 1,
+        type=TYPES[seed % 3], kv_heads=rng.randrange(1, 4), group=rng.choice([1, 2, 3, 5, 16, 17]), k_dim=k_dim,
+        v_dim=rng.randrange(1, 100), window=rng.choice([0, 0, 1, 7, 60]), softcap=rng.choice([0.0, 3.0]),
+        rope_half=rng.randrange(0, k_dim // 2 + 1), norm=rng.random() < 0.5, scale=0.3, sinks=seed % 2 == 1,
     )
     compare(shape, random_rows(rng, 7), rng.choice(ISA_NUMBERS), rng.randrange(3), seed)
 

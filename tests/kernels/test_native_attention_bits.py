@@ -1,7 +1,5 @@
 """The native executor's attention gives a token the same bits, however it is computed and whoever is computed with it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

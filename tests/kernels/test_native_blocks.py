@@ -1,7 +1,5 @@
 """Products by blocks on the native executor: each block is the product of its own run of columns, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,10 +19,8 @@ from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 
 EXECUTIONS = {
-    Precision.FLOAT32: Execution(torch.float32),
-    Precision.BFLOAT16: Execution(torch.bfloat16),
-    Precision.INT8: Execution(torch.bfloat16, quantization="int8"),
-    Precision.INT4: Execution(torch.bfloat16, quantization="int4"),
+    Precision.FLOAT32: Execution(torch.float32), Precision.BFLOAT16: Execution(torch.bfloat16),
+    Precision.INT8: Execution(torch.bfloat16, quantization="int8"), Precision.INT4: Execution(torch.bfloat16, quantization="int4"),
 }
 each_precision = pytest.mark.parametrize("precision", EXECUTIONS, ids=lambda p: p.name.lower())  # that whole networks have
 ROWS = [1, 4, 5, 17, 40]  # prepared by each thread for itself, or together

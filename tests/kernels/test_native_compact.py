@@ -1,7 +1,5 @@
 """Bfloat16 in less memory: the same bits as packed plainly, in every place that reads weights."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

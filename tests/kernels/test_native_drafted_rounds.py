@@ -1,7 +1,5 @@
 """Rounds with a draft model in one native call, against the proposer asked before every pass: the same guesses, tokens and caches."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A token's logits are the same to the bit however it is computed: the property that makes speculation exact in any number format."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

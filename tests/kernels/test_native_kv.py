@@ -1,7 +1,5 @@
 """The native executor's cache: what passes write, and writing, reading and moving slots from outside."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """The native executor's product of rows and packed weights, against torch; and that a row's bits depend on that row alone."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each op of each instruction set that runs here, against torch, over odd shapes: single rows, and rows made ready for a product."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
 

@@ -1,7 +1,5 @@
 """Weights as the native executor packs them: what comes back out of each precision, on each instruction set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from native_ops import ISAS, assert_same_bits, each_isa, each_precision, packed, unpacked

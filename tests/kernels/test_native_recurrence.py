@@ -1,7 +1,5 @@
 """Recurrent layers run natively: what the torch executor computes, and a token's bits are the same however its sequence comes to it."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

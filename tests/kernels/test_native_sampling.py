@@ -1,7 +1,5 @@
 """The native race against the one in torch, its struct against the header; filters and edits are tested with the sampler."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chains whose scores come from a head in int2, and from the head itself where they decide."""
 
-from __future__ import annotations
-
 from ctypes import c_void_p
 from dataclasses import replace
 from typing import Any

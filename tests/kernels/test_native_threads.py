@@ -1,7 +1,5 @@
 """The native executor's threads: whoever asks, however many there are, and whatever happens to the process, results stay the same."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -40,11 +38,7 @@ def a_network(*middle: Op, last: str = "x", scale: float = 1.0, max_model_len: i
     """embed -> "x", the given ops, and the logits of buffer `last`."""
     best = ArgMax(("logits",), ("argmax", "top"))
     ops = (
-        Embed((), ("x",), "embed", scale=scale),
-        *middle,
-        GatherRows((last,), ("rows",)),
-        Linear(("rows",), ("logits",), ("head",)),
-        best,
+        Embed((), ("x",), "embed", scale=scale), *middle, GatherRows((last,), ("rows",)), Linear(("rows",), ("logits",), ("head",)), best,
     )
     layers = (KVLayerSpec(num_kv_heads=2, k_dim=16, v_dim=16),)
     program = Program(ops, SHAPES, layers, {}, VOCAB, max_model_len, ("x",), last, "logits", best, {})

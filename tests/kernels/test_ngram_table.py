@@ -1,7 +1,5 @@
 """The hash table of the n-gram cache, against a plain dict."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

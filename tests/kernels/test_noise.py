@@ -1,7 +1,5 @@
 """Noise is a pure function of its key, uniform, independent across keys, and draws tokens with their probabilities."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

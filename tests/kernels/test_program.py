@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 
@@ -72,12 +70,7 @@ def test_a_program_is_plain_data() -> None:
 def test_a_sum_takes_the_place_of_nothing_that_others_have() -> None:
     """Not of what the caller gave, nor of what an op may hand on as it is: here the rows that are scored, if those are all."""
     made = program(
-        Linear(("features", "given"), ("a",), ("q",)),
-        RMSNorm(("a",), ("normed",), "norm", 1e-6),
-        Linear(("normed", "a"), ("b",), ("q",)),
-        Linear(("b", "x"), ("y",), ("q",)),
-        x="y",
-        features=8,
-        given=8,
+        Linear(("features", "given"), ("a",), ("q",)), RMSNorm(("a",), ("normed",), "norm", 1e-6), Linear(("normed", "a"), ("b",), ("q",)),
+        Linear(("b", "x"), ("y",), ("q",)), x="y", features=8, given=8,
     )
     assert own_buffers(made) == {"a", "b", "x"}

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -22,10 +20,8 @@ from foretoken.kernels.weights import WeightError, load_program_executor, read_t
 
 PROMPT = random_tokens(3, 12, 97)
 ROUNDED = {
-    None: Quantisation("gptq", 4, zeros_less_one=True),
-    "auto_round:auto_gptq": Quantisation("gptq", 4, zeros_less_one=True),
-    "auto_round:gptqmodel": Quantisation("gptq", 4),
-    "auto_round:auto_awq": Quantisation("awq", 4),
+    None: Quantisation("gptq", 4, zeros_less_one=True), "auto_round:auto_gptq": Quantisation("gptq", 4, zeros_less_one=True),
+    "auto_round:gptqmodel": Quantisation("gptq", 4), "auto_round:auto_awq": Quantisation("awq", 4),
     "auto_round:llm_compressor": Quantisation("compressed-tensors", 4),
 }
 """What AutoRound calls a packing -> whose it is."""

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable
@@ -40,12 +38,8 @@ def later(executor: TorchExecutor) -> RaggedBatch:
     mask[5:] = torch.tensor([0b0001, 0b0010, 0b0101, 0b1101])
     positions[5:] = torch.tensor([10, 10, 11, 12])
     return dataclasses.replace(
-        batch,
-        tree_mask=mask,
-        positions=positions,
-        num_causal=torch.tensor([1, 3, 1], dtype=torch.int32),
-        logits_indices=torch.tensor([0, 1, 3, 4, 8]),
-        full_logits=torch.tensor([1, 4]),
+        batch, tree_mask=mask, positions=positions, num_causal=torch.tensor([1, 3, 1], dtype=torch.int32),
+        logits_indices=torch.tensor([0, 1, 3, 4, 8]), full_logits=torch.tensor([1, 4]),
     )
 
 

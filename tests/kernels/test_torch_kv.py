@@ -1,7 +1,5 @@
 """The torch cache with e4m3 numbers: what is written, read and moved, and what a whole network says over it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from decoding import ragged

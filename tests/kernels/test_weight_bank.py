@@ -1,7 +1,5 @@
 """Weights that several networks share are prepared once, and names that mean something else to each are not confused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +35,8 @@ EXECUTIONS = [
 def a_drafter(*shared: str, middle: str = "fc.weight") -> Program:
     """The target's embedding and head around a product of its own."""
     ops = (
-        Embed((), ("e",), EMBEDDING),
-        Linear(("e",), ("h",), (middle,)),
-        GatherRows(("h",), ("rows",)),
-        RMSNorm(("rows",), ("n",), "norm.weight", 1e-5),
-        Linear(("n",), ("logits",), (HEAD,)),
-        BEST,
+        Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), (middle,)), GatherRows(("h",), ("rows",)),
+        RMSNorm(("rows",), ("n",), "norm.weight", 1e-5), Linear(("n",), ("logits",), (HEAD,)), BEST,
     )
     shapes = {EMBEDDING: (VOCAB, WIDTH), middle: (WIDTH, WIDTH), "norm.weight": (WIDTH,), HEAD: (VOCAB, WIDTH)}
     return Program(ops, shapes, (), {}, VOCAB, 64, (), "", "logits", BEST, shared=frozenset(shared))
@@ -143,11 +137,8 @@ def test_biases_belong_to_what_is_packed() -> None:
     """One matrix in two products, with a bias and without."""
     weights = {"w": torch.randn(WIDTH, WIDTH), "b": torch.randn(WIDTH), "head": torch.randn(VOCAB, WIDTH)}
     ops = (
-        Linear(("x",), ("y",), ("w",), ("b",)),
-        Linear(("y",), ("z",), ("w",)),
-        GatherRows(("z",), ("rows",)),
-        Linear(("rows",), ("logits",), ("head",)),
-        BEST,
+        Linear(("x",), ("y",), ("w",), ("b",)), Linear(("y",), ("z",), ("w",)), GatherRows(("z",), ("rows",)),
+        Linear(("rows",), ("logits",), ("head",)), BEST,
     )
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     program = Program(ops, shapes, (), {}, VOCAB, 64, ("z",), "", "logits", BEST, {"x": WIDTH})

@@ -1,7 +1,5 @@
 """Gemma 4's assistants against transformers' own, while the real engine runs them: over its cache, whatever became of earlier guesses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

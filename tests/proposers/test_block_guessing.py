@@ -1,7 +1,5 @@
 """The batches in which blocks are filled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layer numbers and causality as each publisher writes them down."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

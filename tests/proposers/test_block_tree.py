@@ -1,7 +1,5 @@
 """The likeliest continuations of a block against all that there are, and as a DFlash guesses them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

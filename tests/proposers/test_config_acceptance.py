@@ -1,7 +1,5 @@
 """Exact, p/q and lossy rules of acceptance, as a speculative config asks for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every method with its keys and defaults, as a speculative config says them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

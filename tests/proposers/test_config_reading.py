@@ -1,7 +1,5 @@
 """Reading a speculative config: its forms, what holds for all proposers, and what is said about mistakes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +67,8 @@ def test_mistakes_name_the_key_and_the_remedy(value: Any, words: str) -> None:
 def test_settings_for_all_proposers() -> None:
     config = parse_speculative_config(
         {
-            "method": "ngram",
-            "disable_by_batch_size": 4,
-            "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 0]],
-            "rejection_sample_method": "standard",
-            "acceptance_method": "rejection_sampler",
-            "adaptive": False,
+            "method": "ngram", "disable_by_batch_size": 4, "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 0]],
+            "rejection_sample_method": "standard", "acceptance_method": "rejection_sampler", "adaptive": False,
         }
     )
     assert config == SpeculativeConfig((NgramConfig(),), False, 4, ((1, 4, 5), (5, 8, 0)), "standard")

@@ -1,7 +1,5 @@
 """Trees in vLLM's and in SGLang's words, and the chains that some of them are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Proposers from users' own files, the documented example first of all."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Muse Glimmer's assistant against transformers' own, driven by its candidate generator, while the real engine runs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draft models in the real engine: whatever guesses, texts are the target's own, and the target's weights are kept once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,12 +129,7 @@ def test_transformers_assisted_generation_says_the_same(tiny_draft: Path) -> Non
         for text, expected in zip(TEXTS, ours, strict=False):
             ids = torch.tensor([tokenizer.encode(text)])
             theirs = target.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                assistant_model=assistant,
-                do_sample=False,
-                max_new_tokens=16,
-                eos_token_id=None,
+                ids, attention_mask=torch.ones_like(ids), assistant_model=assistant, do_sample=False, max_new_tokens=16, eos_token_id=None,
                 **tokenizers,
             )
             assert theirs[0, ids.shape[1] :].tolist() == expected

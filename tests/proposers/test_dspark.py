@@ -1,7 +1,5 @@
 """DSpark's heads beyond the numbers that test_dflash.py compares: where blocks are cut, and that cutting decides nothing else."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

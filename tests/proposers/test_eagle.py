@@ -1,7 +1,5 @@
 """What EAGLE drafters have of their own: scaled tables, a length of their own, and a drafter that is always right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read from a drafter's folder, what is told about it, and what is refused with which words."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right, in trees most often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,24 +21,12 @@ from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig
 from foretoken.proposers.config_reading import parse_speculative_config
 
 DEMO = Spec(
-    hidden=256,
-    target_hidden=256,
-    head_dim=64,
-    intermediate=64,
-    vocab=8192,
-    draft_vocab=10,
-    token_ids=TOKEN_IDS,
-    mask_token=7,
+    hidden=256, target_hidden=256, head_dim=64, intermediate=64, vocab=8192, draft_vocab=10, token_ids=TOKEN_IDS, mask_token=7,
 )
 # What they are called in the order of the config.
 METHODS = {
-    "eagle": "EAGLE",
-    "eagle3": "EAGLE-3",
-    "eagle3_2": "EAGLE-3 as a tree",
-    "eagle3_3": "EAGLE-2's tree",
-    "eagle3_4": "P-EAGLE",
-    "eagle3_5": "EAGLE-3 with latent attention",
-    "eagle3_6": "EAGLE-2's tree with latent attention",
+    "eagle": "EAGLE", "eagle3": "EAGLE-3", "eagle3_2": "EAGLE-3 as a tree", "eagle3_3": "EAGLE-2's tree", "eagle3_4": "P-EAGLE",
+    "eagle3_5": "EAGLE-3 with latent attention", "eagle3_6": "EAGLE-2's tree with latent attention",
 }
 
 

@@ -35,11 +35,8 @@ def test_the_user_knows_better() -> None:
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
-        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, None),
-        ({"target_layer_ids": [1, 32]}, None),
-        ({"eagle_aux_hidden_state_layer_ids": [-1, 18]}, None),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 2, 18]}, None),
-        ({}, (1, 40)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, None), ({"target_layer_ids": [1, 32]}, None),
+        ({"eagle_aux_hidden_state_layer_ids": [-1, 18]}, None), ({"eagle_aux_hidden_state_layer_ids": [2, 2, 18]}, None), ({}, (1, 40)),
     ],
 )
 def test_layers_that_the_target_lacks_are_refused(config: dict[str, Any], wanted: tuple[int, ...] | None) -> None:

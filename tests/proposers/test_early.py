@@ -1,7 +1,5 @@
 """Chains that were begun before anybody saw what the target said are those that would have been guessed afterwards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompt lookup begun on a device: what it keeps of texts follows them wherever their blocks go, and what it begins is for who asked."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

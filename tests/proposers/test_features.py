@@ -1,7 +1,5 @@
 """The target's states on their way to a drafter: which are kept, for how long, and where they come from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """From scores to guesses: what is drawn, from which distribution, under whose noise, and what a pass is given."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """States on disk are those of the texts, whatever was accepted, in however many parts, shards and processes."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

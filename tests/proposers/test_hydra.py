@@ -1,7 +1,5 @@
 """Hydra heads in the published layouts against modules of torch, and in the real engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

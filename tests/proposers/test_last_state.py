@@ -1,7 +1,5 @@
 """Which state a drafter without a cache is given, and when a row is ready."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A drafter with a cache of its own: what its guesser is asked, and what becomes of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 """Published drafters with caches of their own, EAGLE, block drafters and MTP layers: each guess is their plain reference's, number by
 number, whatever happens in between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -118,10 +116,7 @@ def test_a_small_ingestion_budget_only_delays(make: Make, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("eagle", "eagle3, NVIDIA", "eagle3, latent attention", "p-eagle"),
-        *("z-lab, sliding", "lilicorr", "dspark, rnn", *MTP),
-    ],
+    [*("eagle", "eagle3, NVIDIA", "eagle3, latent attention", "p-eagle"), *("z-lab, sliding", "lilicorr", "dspark, rnn", *MTP)],
 )
 @pytest.mark.parametrize("asks", [False, True])
 def test_prefix_cache_hits_change_nothing(make: Make, name: str, asks: bool) -> None:

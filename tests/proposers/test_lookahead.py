@@ -1,7 +1,5 @@
 """Lookahead decoding: its window is the papers' Jacobi iteration, its trees are trees, and what it holds of a text is bounded."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What Arctic's speculators have of their own: gates, tables that are tied, and widths written as texts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Medusa heads in every published layout, compared with the formula written out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A drafter's folder under another method's name: one sentence says what it holds and which method reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,8 @@ from foretoken.proposers.config_reading import parse_speculative_config
 from foretoken.proposers.misnamed import misnamed
 
 HELD = {
-    "dflash": "a DFlash drafter",
-    "draft_model": "a whole language model",
-    "eagle": "an EAGLE head",
-    "eagle3": "an EAGLE-3 head",
-    "medusa": "Medusa heads",
-    "mlp_speculator": "an MLP speculator",
-    "mtp": "MTP layers",
-    "ngram_cache": "an n-gram cache",
+    "dflash": "a DFlash drafter", "draft_model": "a whole language model", "eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads", "mlp_speculator": "an MLP speculator", "mtp": "MTP layers", "ngram_cache": "an n-gram cache",
     "pard": "a PARD draft model",
 }
 READ_TOO = {("eagle", "eagle3"), ("eagle3", "eagle"), ("dspark", "dflash"), ("draft_model", "pard"), ("pard", "draft_model")}

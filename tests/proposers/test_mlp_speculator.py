@@ -1,7 +1,5 @@
 """MLP speculators of IBM's kind and of Arctic's, as they are published, compared with the formula written out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

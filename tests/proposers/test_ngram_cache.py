@@ -1,7 +1,5 @@
 """The n-gram cache: what it guesses from its table, and how its folder is read."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An Orthrus guesses what transformers makes of a block with the second set of weights, and its texts stay the target's."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from inspect import signature

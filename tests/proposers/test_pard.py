@@ -1,7 +1,5 @@
 """PARD against an ordinary forward of transformers with the masks appended, and PARD-2 with the target's states added by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

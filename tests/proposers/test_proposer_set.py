@@ -425,10 +425,8 @@ def test_names_needs_and_checks() -> None:
 
 def test_a_step_is_told_to_those_who_want_to_hear_of_it() -> None:
     members = [
-        Scripted("all", {}, Needs(hears="every step")),
-        Scripted("own", {"r": [1]}, Needs(hears="own steps")),
-        Scripted("ends", {"r": [2]}, Needs(hears="ends")),
-        Scripted("nothing", {"r": [3]}, Needs(hears="nothing")),
+        Scripted("all", {}, Needs(hears="every step")), Scripted("own", {"r": [1]}, Needs(hears="own steps")),
+        Scripted("ends", {"r": [2]}, Needs(hears="ends")), Scripted("nothing", {"r": [3]}, Needs(hears="nothing")),
     ]
     proposers = ProposerSet(members[1:])
 

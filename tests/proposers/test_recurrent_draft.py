@@ -1,7 +1,5 @@
 """Draft models with recurrent layers: one that is the target itself is always right, whatever was cached, pushed out, short or broken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

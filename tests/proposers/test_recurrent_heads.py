@@ -1,7 +1,5 @@
 """The walk of recurrent heads over a recurrence that can be counted out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """ReDrafter in the published layout, compared with the formula written out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

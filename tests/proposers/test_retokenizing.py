@@ -1,7 +1,5 @@
 """A draft that reads its own tokens: its blocks, its memory of the text, its way back into the target's tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,10 +94,7 @@ def share_right(guesses: list[int], truth: list[int]) -> float:
     return right / max(len(guesses) - 1, 1) if right < len(guesses) else float(right > 0)
 
 
-TOKENIZERS = {
-    "bytes": lambda: byte_level(330, "<|end|>", "<|user|>"),
-    "few bytes": lambda: byte_level(270, "<|stop|>"),
-}
+TOKENIZERS = {"bytes": lambda: byte_level(330, "<|end|>", "<|user|>"), "few bytes": lambda: byte_level(270, "<|stop|>")}
 
 
 @pytest.mark.parametrize(("target_name", "draft_name"), [("bytes", "few bytes"), ("few bytes", "bytes"), ("bytes", "bytes")])

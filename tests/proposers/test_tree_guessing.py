@@ -1,7 +1,5 @@
 """Trees against plain references: every node's probability is that of its path alone, and EAGLE-2 keeps the nodes that the paper keeps."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """UNO: guesses of the target through an adapter, held to a model with the adapter merged into its weights; and what it leaves alone."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from pathlib import Path

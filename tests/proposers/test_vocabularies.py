@@ -1,7 +1,5 @@
 """Which tokens two vocabularies have in common, and a draft moved from one into the other."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """XPress's refiner beyond the numbers that test_dflash.py compares: what its passes lead to, and blocks of different lengths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

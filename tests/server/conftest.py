@@ -1,7 +1,5 @@
 """The app over a fake engine, for tests of shapes and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

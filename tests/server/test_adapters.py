@@ -1,7 +1,5 @@
 """Adapters through the real app and a real process: chosen by name, listed, loaded and unloaded while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,10 +69,8 @@ def test_names_choose_and_adapters_do_not_mix(app: TestClient, expected: dict[st
 
 def test_every_route_takes_them(app: TestClient) -> None:
     bodies = {
-        "chat/completions": {"messages": USER, "max_tokens": 9},
-        "messages": {"messages": USER, "max_tokens": 9},
-        "responses": {"input": USER, "max_output_tokens": 9},
-        "embeddings": {"input": PROMPT},
+        "chat/completions": {"messages": USER, "max_tokens": 9}, "messages": {"messages": USER, "max_tokens": 9},
+        "responses": {"input": USER, "max_output_tokens": 9}, "embeddings": {"input": PROMPT},
     }
     for route, body in bodies.items():
         answers = [app.post(f"/v1/{route}", json={"model": name, "temperature": 0} | body).json() for name in ("tiny", "one", "two")]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -43,12 +41,9 @@ def test_a_wrong_model_is_a_404_that_names_the_right_one(client: TestClient) -> 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/nothing", 404, "not_found"),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
-        ("POST", "/v1/models", 405, "method_not_allowed"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
-        ("GET", "/docs", 404, "not_found"),
-        ("GET", "/redoc", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"), ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"), ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/docs", 404, "not_found"), ("GET", "/redoc", 404, "not_found"),
     ],
 )
 def test_wrong_routes_have_the_one_error_shape(client: TestClient, method: str, path: str, status: int, code: str) -> None:

@@ -1,7 +1,5 @@
 """What is said while a server starts and once it is ready."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

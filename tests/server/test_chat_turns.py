@@ -1,7 +1,5 @@
 """Conversations with calls and results, as agents send them, by templates that are particular about them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The completion scripts in the shells they are for."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Clients that keep a socket busy: a real uvicorn on a free port, raw sockets, clocks of a fraction of a second."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

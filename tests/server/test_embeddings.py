@@ -1,7 +1,5 @@
 """POST /v1/embeddings through the real app, around a tiny network."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Fields of other servers: what is ours under another name is read, and what would be lost in silence is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -15,15 +13,8 @@ from foretoken.server.extras import ALIASES, settle_extras
 from foretoken.server.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
 VALUES = {
-    "n": 2,
-    "max_tokens": 7,
-    "max_completion_tokens": 8,
-    "min_tokens": 3,
-    "repetition_penalty": 1.5,
-    "seed": 11,
-    "include_stop_str_in_output": True,
-    "truncate_prompt_tokens": 5,
-    "thinking_token_budget": 9,
+    "n": 2, "max_tokens": 7, "max_completion_tokens": 8, "min_tokens": 3, "repetition_penalty": 1.5, "seed": 11,
+    "include_stop_str_in_output": True, "truncate_prompt_tokens": 5, "thinking_token_budget": 9,
 }
 """One that is not the default, of every field that has other names."""
 OTHER_NAMES = [(name, alias) for name, aliases in ALIASES.items() for alias in aliases]

@@ -1,7 +1,5 @@
 """Forms that a model cannot be held to: what a client is told when that turns out only while the answer is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gpt-oss's format through the API: messages on channels in, reasoning, content and calls out, and back through the template."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -88,15 +86,9 @@ def test_earlier_thoughts_and_calls_go_back_through_the_template(client: TestCli
 @pytest.mark.parametrize(
     ("text", "continued", "allowed"),
     [
-        (f'{THOUGHT}{FINAL}{{"a": 1}}', None, True),
-        (f'{FINAL}{{"a": 1}}', None, True),
-        (f'{CALL}{{"city": "Rome"}}', None, True),
-        (f'{THOUGHT}{CALL}{{"city": "Rome"}}', None, True),
-        (f"{THOUGHT}{FINAL}Two", None, False),
-        (f'{THOUGHT}{{"a": 1}}', None, False),
-        (f'{CALL}{{"city": 1}}', None, False),
-        ('{"a": 1}', None, False),
-        ('{"a": 1}', "", True),
+        (f'{THOUGHT}{FINAL}{{"a": 1}}', None, True), (f'{FINAL}{{"a": 1}}', None, True), (f'{CALL}{{"city": "Rome"}}', None, True),
+        (f'{THOUGHT}{CALL}{{"city": "Rome"}}', None, True), (f"{THOUGHT}{FINAL}Two", None, False), (f'{THOUGHT}{{"a": 1}}', None, False),
+        (f'{CALL}{{"city": 1}}', None, False), ('{"a": 1}', None, False), ('{"a": 1}', "", True),
     ],
 )
 def test_a_form_holds_the_final_channel_alone(tmp_path: Path, text: str, continued: str | None, allowed: bool) -> None:

@@ -1,7 +1,5 @@
 """What the garbage collector does while something loads, and what a start does not load. (What is shown then: test_banner.py.)"""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

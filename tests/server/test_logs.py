@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import shlex
 
@@ -28,23 +26,11 @@ def test_a_request_has_one_line_with_what_became_of_it(client: TestClient, caplo
     (line,) = lines(caplog)
     speculation = answer["metrics"]["speculative_decoding"]
     told = {
-        "request_id": "mine-1",
-        "client": "testclient",
-        "method": "POST",
-        "route": "/v1/chat/completions",
-        "status": "200",
-        "model": "tiny",
-        "id": answer["id"],
-        "finish_reason": "stop",
-        "choices": "1",
-        "prompt_tokens": str(answer["usage"]["prompt_tokens"]),
-        "cached_tokens": "3",
-        "output_tokens": str(answer["usage"]["completion_tokens"]),
-        "queue_ms": "250.0",
-        "ttft_ms": str(answer["metrics"]["time_to_first_token_ms"]),
-        "drafted": str(speculation["num_draft_tokens"]),
-        "accepted": str(speculation["num_accepted_draft_tokens"]),
-        "mean_accepted_length": str(speculation["mean_acceptance_length"]),
+        "request_id": "mine-1", "client": "testclient", "method": "POST", "route": "/v1/chat/completions", "status": "200", "model": "tiny",
+        "id": answer["id"], "finish_reason": "stop", "choices": "1", "prompt_tokens": str(answer["usage"]["prompt_tokens"]),
+        "cached_tokens": "3", "output_tokens": str(answer["usage"]["completion_tokens"]), "queue_ms": "250.0",
+        "ttft_ms": str(answer["metrics"]["time_to_first_token_ms"]), "drafted": str(speculation["num_draft_tokens"]),
+        "accepted": str(speculation["num_accepted_draft_tokens"]), "mean_accepted_length": str(speculation["mean_acceptance_length"]),
     }
     assert float(line.pop("e2e_ms")) >= float(line["ttft_ms"])
     assert line == told
@@ -84,9 +70,7 @@ def test_what_the_door_refuses_is_told_under_its_route(fake: FakeEngine, caplog:
     client.get("/nowhere")
     told = [(line["route"], line.get("method"), line["status"]) for line in lines(caplog)]
     assert told == [
-        ("/v1/chat/completions", "POST", "401"),
-        ("/v1/models/{name:path}", "GET", "401"),
-        ("/v1/completions", "POST", "413"),
+        ("/v1/chat/completions", "POST", "401"), ("/v1/models/{name:path}", "GET", "401"), ("/v1/completions", "POST", "413"),
         ("other", None, "401"),
     ]
     counted = client.get("/metrics").text

@@ -1,7 +1,5 @@
 """The OpenAPI document against the app: its routes, what they answer, what they take."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

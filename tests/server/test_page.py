@@ -1,7 +1,5 @@
 """The page's files: routes, headers, keys, caching, and that they ask nobody else for anything."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

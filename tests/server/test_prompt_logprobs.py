@@ -1,7 +1,5 @@
 """Log probabilities of prompts over HTTP, as scoring tools ask for them, against transformers in float32."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

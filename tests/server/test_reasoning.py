@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,13 +159,9 @@ def test_the_format_is_what_the_template_says(template: str, name: str | None) -
 @pytest.mark.parametrize(
     ("said", "inside", "count"),
     [
-        (["Hm", ", 2", "</think>", "\n\n", "Two"], True, 3),
-        (["Hm", "</", "thi", "nk>Two", " it", " is"], True, 4),
-        ([" \n", "<thi", "nk>", "Hm", "</think>", "Two"], False, 5),
-        (["<think></think>Two", " it", " is"], False, 1),
-        (["<", "think", " Two", "</think>"], False, 0),
-        (["Two", "</think>"], False, 0),
-        (["Hm", ", ", "2"], True, 3),
+        (["Hm", ", 2", "</think>", "\n\n", "Two"], True, 3), (["Hm", "</", "thi", "nk>Two", " it", " is"], True, 4),
+        ([" \n", "<thi", "nk>", "Hm", "</think>", "Two"], False, 5), (["<think></think>Two", " it", " is"], False, 1),
+        (["<", "think", " Two", "</think>"], False, 0), (["Two", "</think>"], False, 0), (["Hm", ", ", "2"], True, 3),
     ],
 )
 def test_tokens_of_reasoning_are_counted_alike_however_many_come_at_once(said: list[str], inside: bool, count: int) -> None:

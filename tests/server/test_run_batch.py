@@ -1,7 +1,5 @@
 """The whole command on a tiny model: what it answers, what it refuses, and that a killed run goes on."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

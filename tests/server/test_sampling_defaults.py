@@ -1,7 +1,5 @@
 """Requests that do not say how tokens are chosen have the model's way, under every route."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

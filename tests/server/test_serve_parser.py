@@ -1,7 +1,5 @@
 """The help of the commands as people see it."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """What happens on the wire when a client leaves, stalls or waits: by bare ASGI, where each of these is one message."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Every spelling of structured output, and the field that an error names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Budgets of reasoning over HTTP, in every spelling, with and without a form of the answer, under guesses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 from tiny_models import CHAT_TEMPLATE, END

@@ -1,7 +1,5 @@
 """Tools and reasoning through the API: what the template gets, what a client gets, streamed or not, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every format of tool calls: what it reads, and that it reads the same however the text is cut into pieces."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
@@ -23,13 +21,8 @@ from foretoken.server.tools.scanner import MAX_HELD, MAX_SPACE, Arguments, CallB
 from foretoken.server.tools.sections import DeepSeekV3, DeepSeekV31, KimiK2
 
 PROPERTIES = {
-    "text": {"type": "string"},
-    "number": {"type": "integer"},
-    "list": {"type": "array"},
-    "object": {"$ref": "#/$defs/point"},
-    "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-    "some": {"anyOf": [{"type": "string"}, {"type": "array"}]},
-    "unknown": {},
+    "text": {"type": "string"}, "number": {"type": "integer"}, "list": {"type": "array"}, "object": {"$ref": "#/$defs/point"},
+    "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "some": {"anyOf": [{"type": "string"}, {"type": "array"}]}, "unknown": {},
 }
 TOOLS: list[Tool] = [
     {

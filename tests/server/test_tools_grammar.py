@@ -1,7 +1,5 @@
 """Grammars of calls that must be made: what they let a model write is what the format's parser reads, with arguments that fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -271,19 +269,9 @@ def test_a_key_may_be_any_text(name: str, key: str, model: Model) -> None:
 @pytest.mark.parametrize(
     ("arguments", "allowed"),
     [
-        ("{}", True),
-        ("{a:null,c:[1,2]}", True),
-        ("{a:<escape>x<escape>}", True),
-        ("{a:1}", False),
-        ("{b:7}", True),
-        ("{b:8}", False),
-        ("{c:[],d:{e:{e:{}}}}", True),
-        ("{d:{f:1}}", False),
-        ("{d:{}c:[]}", False),
-        ("{,b:7}", False),
-        ("{one:[true]}", True),
-        ("{one:[]}", True),
-        ("{one:[true,true]}", False),
+        ("{}", True), ("{a:null,c:[1,2]}", True), ("{a:<escape>x<escape>}", True), ("{a:1}", False), ("{b:7}", True), ("{b:8}", False),
+        ("{c:[],d:{e:{e:{}}}}", True), ("{d:{f:1}}", False), ("{d:{}c:[]}", False), ("{,b:7}", False), ("{one:[true]}", True),
+        ("{one:[]}", True), ("{one:[true,true]}", False),
     ],
 )
 def test_gemmas_values_fit_their_schemas(
@@ -367,12 +355,8 @@ CALL = '<tool_call>\n{"name": "weather.now", "arguments": {}}\n</tool_call>'
 @pytest.mark.parametrize(
     ("inside", "text", "allowed"),
     [
-        (True, f"Hm <b>\n</think>\n\n{CALL}", True),
-        (True, CALL, False),
-        (True, "Hm</think>No", False),
-        (False, CALL, True),
-        (False, f"<think>Hm</think>{CALL}", True),
-        (False, f"Hm</think>{CALL}", False),
+        (True, f"Hm <b>\n</think>\n\n{CALL}", True), (True, CALL, False), (True, "Hm</think>No", False), (False, CALL, True),
+        (False, f"<think>Hm</think>{CALL}", True), (False, f"Hm</think>{CALL}", False),
     ],
 )
 def test_reasoning_may_come_before_calls(

@@ -1,7 +1,5 @@
 """Which format of tool calls a chat template speaks of."""
 
-from __future__ import annotations
-
 import pytest
 
 from foretoken.server.tools.formats import detected

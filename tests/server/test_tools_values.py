@@ -1,7 +1,5 @@
 """Values of arguments that formats write without JSON: what their schema asks for, or texts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines on a CPU that take the whole path of a GPU but for its graphs and kernels, with networks here or on a device of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

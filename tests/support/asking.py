@@ -1,7 +1,5 @@
 """What a client over HTTP does in tests: ask, be refused, read a stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """What paged attention means, token by token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

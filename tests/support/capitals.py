@@ -1,7 +1,5 @@
 """A question, and the form of its answer."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field

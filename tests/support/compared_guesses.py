@@ -1,7 +1,5 @@
 """Guesses of drafters that have a plain reference, compared with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Batches over one growing cache, for tests of anything that runs a decoder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

@@ -83,9 +83,7 @@ def _published() -> dict[str, Published]:
         "eagle3, qwen3": Published(
             wide,
             {
-                "architectures": ["Qwen3Eagle3Model"],
-                "model_type": "qwen3",
-                **sizes(wide, head_dim=16, target_hidden_size=32),
+                "architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", **sizes(wide, head_dim=16, target_hidden_size=32),
                 "target_layer_ids": [1, 2, 4, 6, 7],
             },
         ),
@@ -115,13 +113,8 @@ def _published() -> dict[str, Published]:
                 **sizes(nvidia, attention_bias=True),
                 "draft_vocab_size": 40,
                 "eagle_config": {
-                    "eagle_aux_hidden_state_layer_ids": [1, 4, 7],
-                    "use_aux_hidden_state": True,
-                    "use_input_layernorm_in_first_layer": True,
-                    "use_last_layernorm": True,
-                    "use_mtp_layernorm": False,
-                    "next_layer_regular": True,
-                    "parallel_draft_step": 1,
+                    "eagle_aux_hidden_state_layer_ids": [1, 4, 7], "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True,
+                    "use_last_layernorm": True, "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
                     "fc_norm": True,
                 },
             },
@@ -130,10 +123,7 @@ def _published() -> dict[str, Published]:
         "eagle3, last state": Published(
             no_taps,
             {
-                "architectures": ["LlamaForCausalLMEagle3"],
-                "model_type": "llama",
-                **sizes(no_taps),
-                "draft_vocab_size": 40,
+                "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **sizes(no_taps), "draft_vocab_size": 40,
                 "eagle_config": {"use_aux_hidden_state": False},
             },
             rename=_midlayer,
@@ -154,9 +144,7 @@ def _published() -> dict[str, Published]:
         "eagle3, latent attention, whole queries": Published(
             halves,
             {
-                "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-                "model_type": "deepseek_v3",
-                **sizes(halves, rope_interleave=False),
+                "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v3", **sizes(halves, rope_interleave=False),
                 "draft_vocab_size": 40,
             },
             rename=_midlayer,

@@ -3,8 +3,6 @@
 Slots are numbered as the papers do: slot i holds token i + 1 and the state of token i.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Graphs where there is no GPU, for tests of when something is recorded and of what a replay reads and leaves."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar

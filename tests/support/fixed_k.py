@@ -1,7 +1,5 @@
 """Configs that guess whether it pays or not: what a proposer does must not depend on how fast the machine is just now."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 

@@ -1,7 +1,5 @@
 """Rows that the next pass feeds again behind a step: any lengths, drafts, tables and ends."""
 
-from __future__ import annotations
-
 import random
 from array import array
 

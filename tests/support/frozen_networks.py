@@ -1,7 +1,5 @@
 """A small Gemma 4 and an assistant that looks at its cache, both of random weights: for tests of networks that write nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,17 +48,11 @@ def one_each() -> RaggedBatch:
     last = [(table[(n - 1) // BLOCK_SIZE], (n - 1) % BLOCK_SIZE) for n, table in zip(LENGTHS, TABLES, strict=True)]
     count, every = len(LENGTHS), torch.arange(len(LENGTHS))
     return RaggedBatch(
-        token_ids=5 + 7 * every,
-        positions=torch.tensor(LENGTHS),
+        token_ids=5 + 7 * every, positions=torch.tensor(LENGTHS),
         slot_mapping=torch.tensor([block * BLOCK_SIZE + place for block, place in last]),
-        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
-        seq_lens=torch.tensor(LENGTHS, dtype=torch.int32),
-        block_tables=torch.tensor(TABLES, dtype=torch.int32),
-        num_causal=torch.ones(count, dtype=torch.int32),
-        tree_mask=torch.zeros(count, dtype=torch.int64),
-        logits_indices=every,
-        full_logits=every[:0],
-        block_size=BLOCK_SIZE,
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32), seq_lens=torch.tensor(LENGTHS, dtype=torch.int32),
+        block_tables=torch.tensor(TABLES, dtype=torch.int32), num_causal=torch.ones(count, dtype=torch.int32),
+        tree_mask=torch.zeros(count, dtype=torch.int64), logits_indices=every, full_logits=every[:0], block_size=BLOCK_SIZE,
     )
 
 

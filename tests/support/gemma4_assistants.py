@@ -1,7 +1,5 @@
 """A tiny Gemma 4 with random weights, and assistants for it as transformers saves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests on a GPU do about a mistake there that spoils the whole process."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """The embedded model's tokenizer with grammars over it, and masks as sets of ids."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What boot returns, as far as the engine thread and the app look, around a network that needs no checkpoint."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

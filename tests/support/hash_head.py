@@ -4,8 +4,6 @@ The entry of position p is (token p, state before it). Since a state is made of 
 other: a state that was paired with the wrong token, dropped, or left over from a rejected guess does not fit its neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

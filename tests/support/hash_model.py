@@ -4,8 +4,6 @@ It reads every visible token through the block tables, so a slot that was overwr
 rejected draft changes the output: comparing outputs then tests the whole of the bookkeeping.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Mapping

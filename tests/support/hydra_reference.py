@@ -1,7 +1,5 @@
 """Hydra heads (Ankner et al. 2024) as modules of torch, with the names of the published files; Hydra++'s layer is transformers' own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps in rounds, as tests see them: requests that may be in one, and an engine whose steps in rounds are watched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

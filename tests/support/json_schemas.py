@@ -1,7 +1,5 @@
 """JSON schemas of many kinds, each decided by one seed. Small enough that a model which says anything fills one in a few hundred tokens."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

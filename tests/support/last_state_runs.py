@@ -1,7 +1,5 @@
 """Pretended targets for drafters without a cache: texts grow by random acceptance, states are random but belong to the text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -121,16 +119,10 @@ class Run:
             text.computed = after[name] + len(path)
         self.proposer.observe(
             Feedback(
-                request_ids=names,
-                num_committed=[self.texts[name].computed for name in names],
-                num_drafted=[len(guesses[name].tokens) if name in guesses else 0 for name in names],
-                accepted=accepted,
-                emitted=emitted,
-                finished=[name in end for name in names],
-                hidden={boundary: torch.stack(parts) for boundary, parts in states.items()},
-                query_start_loc=starts,
-                num_scheduled=scheduled,
-                token_ids=[self.texts[name].tokens for name in names],
+                request_ids=names, num_committed=[self.texts[name].computed for name in names],
+                num_drafted=[len(guesses[name].tokens) if name in guesses else 0 for name in names], accepted=accepted, emitted=emitted,
+                finished=[name in end for name in names], hidden={boundary: torch.stack(parts) for boundary, parts in states.items()},
+                query_start_loc=starts, num_scheduled=scheduled, token_ids=[self.texts[name].tokens for name in names],
                 ended=[Ended(name, "", []) for name in names if name in end],
             )
         )

@@ -1,7 +1,5 @@
 """MLP speculators as folders, of IBM's kind or Arctic's, with the formula written out; what they guess for a few rows in many steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,23 +65,13 @@ def ibms(tied: bool = False, scaled: bool = False, inner: int = INNER, n: int = 
     torch.manual_seed(11)
     d = inner or WIDTH
     config = {
-        "architectures": ["MLPSpeculatorPreTrainedModel"],
-        "model_type": "mlp_speculator",
-        "vocab_size": VOCAB,
-        "emb_dim": WIDTH,
-        "inner_dim": inner,
-        "n_predict": n,
-        "top_k_tokens_per_head": [4] * n,
-        "n_candidates": 5,
-        "tie_weights": tied,
-        "scale_input": scaled,
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": VOCAB, "emb_dim": WIDTH,
+        "inner_dim": inner, "n_predict": n, "top_k_tokens_per_head": [4] * n, "n_candidates": 5, "tie_weights": tied, "scale_input": scaled,
     }
     tensors: dict[str, Tensor] = {}
     for i in range(n):
         fresh = {
-            "emb.{}.weight": torch.randn(VOCAB, d) / 2,
-            "ln.{}.weight": 1 + torch.rand(d),
-            "ln.{}.bias": torch.randn(d) / 2,
+            "emb.{}.weight": torch.randn(VOCAB, d) / 2, "ln.{}.weight": 1 + torch.rand(d), "ln.{}.bias": torch.randn(d) / 2,
             "head.{}.weight": torch.randn(VOCAB, d) / d**0.5,
         }
         for part, tensor in fresh.items():
@@ -146,21 +134,10 @@ def arctics(
     """As Arctic's training writes it: of a tensor that several modules share, all copies but those of tied positions."""
     torch.manual_seed(13)
     config = {
-        "architectures": ["ArcticLSTMSpeculatorPreTrainedModel"],
-        "base_model_name_or_path": "target",
-        "model_type": "mlp_speculator",
-        "input_hidden_dim": WIDTH,
-        "inner_dim": str(inner),
-        "proj_dim": str(inner),
-        "emb_dim": str(inner),
-        "vocab_size": VOCAB,
-        "n_candidates": n,
-        "n_predict": n,
-        "top_k_tokens_per_head": [1] * n,
-        "tie_weights": tied,
-        "tie_lstm_embs": tied_embeddings,
-        "scale_input": scaled,
-        "method": method,
+        "architectures": ["ArcticLSTMSpeculatorPreTrainedModel"], "base_model_name_or_path": "target", "model_type": "mlp_speculator",
+        "input_hidden_dim": WIDTH, "inner_dim": str(inner), "proj_dim": str(inner), "emb_dim": str(inner), "vocab_size": VOCAB,
+        "n_candidates": n, "n_predict": n, "top_k_tokens_per_head": [1] * n, "tie_weights": tied, "tie_lstm_embs": tied_embeddings,
+        "scale_input": scaled, "method": method,
     }
     is_lstm = method == "sum_lstm"
     middle, copies = "" if is_lstm else ".0", 1 if tied else n
@@ -183,22 +160,16 @@ def arctics(
 
 
 IBMS = {
-    "untied": ibms(),
-    "tied": ibms(tied=True),
-    "tied, scaled": ibms(tied=True, scaled=True),
-    "inner_dim 0": ibms(scaled=True, inner=0),
+    "untied": ibms(), "tied": ibms(tied=True), "tied, scaled": ibms(tied=True, scaled=True), "inner_dim 0": ibms(scaled=True, inner=0),
     "one position": ibms(tied=True, n=1),
 }
 
 
 ARCTICS = {
-    "lstm": arctics("sum_lstm"),
-    "lstm, tied embeddings, scaled": arctics("sum_lstm", tied_embeddings=True, scaled=True),
+    "lstm": arctics("sum_lstm"), "lstm, tied embeddings, scaled": arctics("sum_lstm", tied_embeddings=True, scaled=True),
     "lstm, tied embeddings, wide": arctics("sum_lstm", tied_embeddings=True, inner=WIDTH),
-    "lstm, one position": arctics("sum_lstm", scaled=True, n=1),
-    "rnn": arctics("sum_rnn", tied=False),
-    "rnn, scaled": arctics("sum_rnn", tied=False, scaled=True),
-    "rnn, tied": arctics("sum_rnn"),
+    "lstm, one position": arctics("sum_lstm", scaled=True, n=1), "rnn": arctics("sum_rnn", tied=False),
+    "rnn, scaled": arctics("sum_rnn", tied=False, scaled=True), "rnn, tied": arctics("sum_rnn"),
     "rnn, tied, scaled": arctics("sum_rnn", scaled=True, inner=WIDTH),
 }
 

@@ -1,7 +1,5 @@
 """One attention layer of the native executor, its cache and ragged batches over it, for tests of the kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 from collections.abc import Sequence
@@ -39,29 +37,10 @@ class CacheLayer(ctypes.Structure):
 
 class AttentionOp(ctypes.Structure):
     _fields_ = [
-        ("cache", CacheLayer),
-        ("num_heads", c_int32),
-        ("window", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-        ("rope", c_void_p),
-        ("rope_half", c_int32),
-        ("growth", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("norm_eps", c_float),
-        ("norm_last", c_bool),
-        ("q", c_void_p),
-        ("q_stride", c_int64),
-        ("k", c_void_p),
-        ("v", c_void_p),
-        ("kv_stride", c_int64),
-        ("queries", c_void_p),
-        ("out", c_void_p),
-        ("narrow_out", c_void_p),
-        ("out_stride", c_int64),
-        ("ahead", c_void_p),
+        ("cache", CacheLayer), ("num_heads", c_int32), ("window", c_int32), ("scale", c_float), ("softcap", c_float), ("sinks", c_void_p),
+        ("rope", c_void_p), ("rope_half", c_int32), ("growth", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("norm_eps", c_float),
+        ("norm_last", c_bool), ("q", c_void_p), ("q_stride", c_int64), ("k", c_void_p), ("v", c_void_p), ("kv_stride", c_int64),
+        ("queries", c_void_p), ("out", c_void_p), ("narrow_out", c_void_p), ("out_stride", c_int64), ("ahead", c_void_p),
     ]
 
 

@@ -1,7 +1,5 @@
 """The mark of tests that need the native executor."""
 
-from __future__ import annotations
-
 import pytest
 
 from foretoken.kernels.native import availability

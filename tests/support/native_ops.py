@@ -1,7 +1,5 @@
 """Single ops of the native executor, called from torch tensors, for tests of the kernels. Skips whoever imports it where none can run."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_bool, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -36,9 +34,7 @@ each_isa = pytest.mark.parametrize("isa", ISAS, ids=[native_library.ISAS[isa] fo
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16} | dict.fromkeys(INTEGERS, torch.int8)  # of rows
 each_precision = pytest.mark.parametrize("precision", list(DTYPES), ids=lambda p: p.name.lower())
 OF_PRECISIONS = {
-    "float32": Execution(torch.float32),
-    "bfloat16": Execution(torch.bfloat16),
-    "int8": Execution(torch.bfloat16, quantization="int8"),
+    "float32": Execution(torch.float32), "bfloat16": Execution(torch.bfloat16), "int8": Execution(torch.bfloat16, quantization="int8"),
     "int4": Execution(torch.bfloat16, quantization="int4"),
 }
 activations = {"": lambda x: x, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
@@ -47,21 +43,9 @@ activations |= {"relu": F.relu, "sigmoid": torch.sigmoid, "relu2": lambda x: F.r
 
 class Prepare(ctypes.Structure):
     _fields_ = [
-        ("x", c_void_p),
-        ("x_stride", c_int64),
-        ("width", c_int32),
-        ("normalise", c_bool),
-        ("centred", c_bool),
-        ("norm_weight", c_void_p),
-        ("norm_bias", c_void_p),
-        ("eps", c_float),
-        ("precision", c_int32),
-        ("inputs", c_int32),
-        ("data", c_void_p),
-        ("stride", c_int64),
-        ("scales", c_void_p),
-        ("input_sums", c_void_p),
-        ("ahead", c_void_p),
+        ("x", c_void_p), ("x_stride", c_int64), ("width", c_int32), ("normalise", c_bool), ("centred", c_bool), ("norm_weight", c_void_p),
+        ("norm_bias", c_void_p), ("eps", c_float), ("precision", c_int32), ("inputs", c_int32), ("data", c_void_p), ("stride", c_int64),
+        ("scales", c_void_p), ("input_sums", c_void_p), ("ahead", c_void_p),
     ]
 
 
@@ -71,18 +55,9 @@ class PreparedRows(ctypes.Structure):
 
 class Epilogue(ctypes.Structure):
     _fields_ = [
-        ("residual", c_void_p),
-        ("residual_stride", c_int64),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("function", c_int32),
-        ("gated", c_bool),
-        ("outputs", c_int32),
-        ("out", c_void_p),
-        ("narrow_out", c_void_p),
-        ("out_stride", c_int64),
-        ("out_rows", c_void_p),
-        ("best", c_void_p),
+        ("residual", c_void_p), ("residual_stride", c_int64), ("scale", c_float), ("softcap", c_float), ("function", c_int32),
+        ("gated", c_bool), ("outputs", c_int32), ("out", c_void_p), ("narrow_out", c_void_p), ("out_stride", c_int64),
+        ("out_rows", c_void_p), ("best", c_void_p),
     ]
 
 

@@ -1,7 +1,5 @@
 """What follows short runs of tokens, as a plain dict: made up or counted, looked up as the rule says it, and as the table under test."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A second set of attention weights in a target's folder, in the layout of the Orthrus authors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

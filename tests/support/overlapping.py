@@ -1,7 +1,5 @@
 """An engine of the simulation whose steps overlap, around a device that has done its work as soon as it is told."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Batches of prompts, chains and trees over blocks of a cache, for tests of whatever computes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any

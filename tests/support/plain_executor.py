@@ -1,7 +1,5 @@
 """What executors in plain Python have in common: all but the rule by which their networks say something."""
 
-from __future__ import annotations
-
 from typing import Generic, TypeVar
 
 from torch import Tensor

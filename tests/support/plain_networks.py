@@ -1,7 +1,5 @@
 """Networks written out plainly over random weights, which have names: what the references of several kinds of drafters do alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -22,10 +22,7 @@ NUM_BLOCKS = 400
 GREEDY = Draw(0.0, 0, 0)
 TORCH = Execution(torch.float32, prefer_native=False)
 NATIVE = Execution(torch.float32)
-EXECUTIONS = [
-    pytest.param(TORCH, id="torch"),
-    pytest.param(NATIVE, id="native", marks=native_only),
-]
+EXECUTIONS = [pytest.param(TORCH, id="torch"), pytest.param(NATIVE, id="native", marks=native_only)]
 VOCAB = 59  # of the pretended targets
 
 
@@ -165,14 +162,9 @@ class PretendedEngine:
             committed.append(request.computed)
         self.proposer.observe(
             Feedback(
-                request_ids=names,
-                num_committed=committed,
-                num_drafted=[len(guesses[name].tokens) for name in names],
-                accepted=accepted,
-                emitted=emitted,
-                finished=[False] * len(names),
-                hidden={boundary: torch.stack(states) for boundary, states in hidden.items()},
-                query_start_loc=starts,
+                request_ids=names, num_committed=committed, num_drafted=[len(guesses[name].tokens) for name in names], accepted=accepted,
+                emitted=emitted, finished=[False] * len(names),
+                hidden={boundary: torch.stack(states) for boundary, states in hidden.items()}, query_start_loc=starts,
                 num_scheduled=scheduled,
             )
         )

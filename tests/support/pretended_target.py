@@ -1,7 +1,5 @@
 """What a drafter is given of a pretended target: its embedding and head, and a description of the rest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,12 +62,6 @@ def _tables(target: Target) -> dict[str, Tensor]:
 
 def _view(target: Target, folder: Path) -> TargetView:
     return a_view(
-        folder=folder,
-        num_layers=NUM_LAYERS,
-        hidden_size=target.spec.target_hidden,
-        vocab_size=target.spec.vocab,
-        max_model_len=MAX_MODEL_LEN,
-        embed_scale=target.embed_scale,
-        logits_scale=target.logits_scale,
-        logits_softcap=target.softcap,
+        folder=folder, num_layers=NUM_LAYERS, hidden_size=target.spec.target_hidden, vocab_size=target.spec.vocab,
+        max_model_len=MAX_MODEL_LEN, embed_scale=target.embed_scale, logits_scale=target.logits_scale, logits_softcap=target.softcap,
     )

@@ -1,7 +1,5 @@
 """Triton kernels that write out what functions of the real ones give: for tests, which alone launch them, and to be built without a GPU."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Nothing here is shared with what reads them: values are computed in Python, one after the other.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -130,10 +128,8 @@ def gptq(bits: int, less_one: bool, reordered: bool) -> Encoder:
         values = [[single((codes[i][o] - zeros[order[i]][o]) * scales[order[i]][o]) for i in range(inputs)] for o in range(outputs)]
         return {
             "qweight": int32(columns([words(column, bits) for column in columns(codes)])),
-            "qzeros": int32([words([zero - less_one for zero in row], bits) for row in zeros]),
-            "scales": torch.tensor(scales).half(),
-            "g_idx": torch.tensor(order, dtype=torch.int32),
-            "bias": torch.zeros(outputs).half(),
+            "qzeros": int32([words([zero - less_one for zero in row], bits) for row in zeros]), "scales": torch.tensor(scales).half(),
+            "g_idx": torch.tensor(order, dtype=torch.int32), "bias": torch.zeros(outputs).half(),
         }, values
 
     return encode

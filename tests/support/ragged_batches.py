@@ -1,7 +1,5 @@
 """Batches of any rows over blocks dealt at random, for tests of attention."""
 
-from __future__ import annotations
-
 import torch
 from paged_batches import Row, batch_of
 

@@ -1,7 +1,5 @@
 """Adapters with random factors, rows that have them, and what a network would be with one merged into its weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

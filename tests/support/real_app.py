@@ -1,7 +1,5 @@
 """The app over a real engine in this process, for requests whose answers depend on what the model says."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Batches of rows with recurrent states, for tests of recurrent layers: what each row goes on from, keeps, copies and guesses."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 
@@ -45,12 +43,9 @@ def recurrent_batch(rows: list[Row], padding: int = 0, empty_rows: int = 0) -> R
     return replace(
         batch_of(placed, BLOCK_SIZE, padding),
         states=RowStates(
-            sources=_narrow([row.source for row in every]),
-            targets=_narrow([row.target for row in every]),
-            accepted=torch.tensor(accepted, dtype=torch.int64),
-            num_known=_narrow([row.known for row in every]),
-            copy_places=_narrow([row.copy[0] for row in every]),
-            copy_slots=_narrow([row.copy[1] for row in every]),
+            sources=_narrow([row.source for row in every]), targets=_narrow([row.target for row in every]),
+            accepted=torch.tensor(accepted, dtype=torch.int64), num_known=_narrow([row.known for row in every]),
+            copy_places=_narrow([row.copy[0] for row in every]), copy_slots=_narrow([row.copy[1] for row in every]),
         ),
     )
 

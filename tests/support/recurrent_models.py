@@ -1,7 +1,5 @@
 """Small random targets whose layers are recurrent, with the embedded model's tokenizer."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,20 +8,9 @@ import torch
 
 EMBEDDED = Path(__file__).parents[2] / "engine" / "demo_model" / "target"
 SIZES: dict[str, Any] = {
-    "vocab_size": 8192,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    "vocab_size": 8192, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None,
 }
 
 

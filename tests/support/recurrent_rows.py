@@ -1,7 +1,5 @@
 """Rows of recurrent networks from pass to pass, with guesses, copies and ways back: what is right about them is known beforehand."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a client of the Responses API does in tests: ask, be refused, read a stream."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests and schedulers for tests, in one line each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from foretoken.engine.config import SchedulerConfig
@@ -40,10 +38,8 @@ def a_scheduler(
     speculative = SpeculativeConfig(disable_by_batch_size=disable_by_batch_size, num_speculative_tokens_per_batch_size=per_batch_size)
     proposers = (ProposerInfo("prediction", 9), ProposerInfo("guess", k)) if k else ()
     return Scheduler(
-        SchedulerConfig(budget, max_num_seqs, max_drafts),
-        KVCache(num_blocks, block_size, "test", prefix_caching),
-        Controller(speculative, proposers),
-        NetworkNeeds(VOCAB, 256, num_ingesting),
+        SchedulerConfig(budget, max_num_seqs, max_drafts), KVCache(num_blocks, block_size, "test", prefix_caching),
+        Controller(speculative, proposers), NetworkNeeds(VOCAB, 256, num_ingesting),
     )
 
 

@@ -1,7 +1,5 @@
 """What an LLM says and guesses in tests, as tokens, and whether all was well behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

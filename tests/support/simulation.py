@@ -4,8 +4,6 @@ One seed decides everything. After every step all owners check themselves; in th
 request run alone without speculation, and every block must be free.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -125,15 +123,8 @@ class World:
             at += dice.choice([0, 0, 1, 5])
             self.requests.append(
                 Request(
-                    f"r{i}",
-                    tuple(prompt),
-                    self._params(dice),
-                    arrival_time=at,
-                    max_tokens=dice.randint(1, 20),
-                    seed=dice.randrange(2**40),
-                    eos_token_ids=frozenset([EOS]),
-                    priority=dice.choice([0, 0, 0, 1, -1]),
-                    cache_salt=dice.choice(["", "", "a"]),
+                    f"r{i}", tuple(prompt), self._params(dice), arrival_time=at, max_tokens=dice.randint(1, 20), seed=dice.randrange(2**40),
+                    eos_token_ids=frozenset([EOS]), priority=dice.choice([0, 0, 0, 1, -1]), cache_salt=dice.choice(["", "", "a"]),
                 )
             )
         longest = max(r.num_prompt_tokens + r.max_tokens for r in self.requests)

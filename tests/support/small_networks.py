@@ -1,7 +1,5 @@
 """Small random networks bound by hand, for tests of what runs a network: no folder, no checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,30 +1,15 @@
 """Figures of speculation out of thin air, for tests of what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from foretoken.engine.bench.interleaved import Spread
 from foretoken.engine.bench.speculation_figures import Figures, RequestFigures, Setting
 
 USUAL = Figures(
-    setting=Setting("draft_model", 3),
-    concurrency=1,
-    baseline=Spread(100.0, 99.0, 101.0),
-    speculative=Spread(200.0, 198.0, 202.0),
-    speedup=Spread(2.0, 1.98, 2.02),
-    acceptance_rate=0.8,
-    acceptance_per_position=(0.9, 0.8, 0.7),
-    mu=2.4,
-    guesses=3.0,
-    draft_cost_ratio=0.3,
-    verify_cost_ratio=1.2,
-    bookkeeping_ratio=0.06,
-    plain_bookkeeping_ratio=0.05,
-    decode_share=0.9,
-    same_answers=1.0,
-    rounds=5,
-    requests=(RequestFigures(64, 0.64, 0.32, 0.8, 3.2, 0.9),),
+    setting=Setting("draft_model", 3), concurrency=1, baseline=Spread(100.0, 99.0, 101.0), speculative=Spread(200.0, 198.0, 202.0),
+    speedup=Spread(2.0, 1.98, 2.02), acceptance_rate=0.8, acceptance_per_position=(0.9, 0.8, 0.7), mu=2.4, guesses=3.0,
+    draft_cost_ratio=0.3, verify_cost_ratio=1.2, bookkeeping_ratio=0.06, plain_bookkeeping_ratio=0.05, decode_share=0.9, same_answers=1.0,
+    rounds=5, requests=(RequestFigures(64, 0.64, 0.32, 0.8, 3.2, 0.9),),
 )
 
 
@@ -34,14 +19,8 @@ def figures(
 ) -> Figures:  # fmt: skip
     """noise: from the median to either quarter."""
     return replace(
-        USUAL,
-        setting=setting,
-        concurrency=concurrency,
+        USUAL, setting=setting, concurrency=concurrency,
         speculative=Spread(100 * speedup, 100 * (speedup - noise), 100 * (speedup + noise)),
-        speedup=Spread(speedup, speedup - noise, speedup + noise),
-        acceptance_rate=rate,
-        mu=mu,
-        draft_cost_ratio=draft,
-        verify_cost_ratio=verify,
-        decode_share=decode_share,
+        speedup=Spread(speedup, speedup - noise, speedup + noise), acceptance_rate=rate, mu=mu, draft_cost_ratio=draft,
+        verify_cost_ratio=verify, decode_share=decode_share,
     )

@@ -1,7 +1,5 @@
 """Counts executed lines instead of seconds, for tests of what a call may cost however much there is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """Texts that make suffix trees large in different ways."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

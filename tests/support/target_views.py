@@ -1,7 +1,5 @@
 """What drafters may know of a target, in tests where most of it does not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny target that has learned the text of `training_heads`: what heads need that learn the target's own probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast

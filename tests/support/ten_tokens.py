@@ -1,7 +1,5 @@
 """The embedded target where it may say ten tokens only: drafters of random weights that know just these are often right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random models, made in well under a second: a config for every lowered family, checkpoints with and without a tokenizer."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,14 +96,8 @@ _DELTA: dict[str, Any] = {
     "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
 }
 _MAMBA: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "shared_intermediate_size": 24,
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+    "shared_intermediate_size": 24, "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6,
     "logits_scaling": 4.0,
 }
 _SHARED: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
@@ -119,11 +111,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
         {
-            "head_dim": 16,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 16,
-            "mlp_only_layers": [1],
+            "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "mlp_only_layers": [1],
             "norm_topk_prob": True,
         },
     ),
@@ -132,11 +120,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {
             "head_dim": 16,
             "rope_parameters": {
-                "rope_theta": 100.0,
-                "rope_type": "yarn",
-                "factor": 8.0,
-                "original_max_position_embeddings": 8,
-                "llama_4_scaling_beta": 0.5,
+                "rope_theta": 100.0, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5,
             },
         },
     ),
@@ -173,11 +157,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite_hybrid_moe": (
         transformers.GraniteMoeHybridConfig,
         {
-            **_MAMBA,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "intermediate_size": 48,
-            "position_embedding_type": "rope",
+            **_MAMBA, "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48, "position_embedding_type": "rope",
             "mamba_conv_bias": False,
         },
     ),
@@ -204,32 +184,21 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "intermediate_size": 48,
             "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "truncate": False,
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False,
             },
         },
     ),
     "gemma2": (
         transformers.Gemma2Config,
         {
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "query_pre_attn_scalar": 12,
-            "attn_logit_softcapping": 4.0,
+            "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 4.0,
             "final_logit_softcapping": 5.0,
         },
     ),
     "gemma3": (
         transformers.Gemma3TextConfig,
         {
-            "head_dim": 16,
-            "sliding_window": WINDOW,
-            "sliding_window_pattern": 3,
-            "query_pre_attn_scalar": 12,
-            "rope_theta": 10000.0,
+            "head_dim": 16, "sliding_window": WINDOW, "sliding_window_pattern": 3, "query_pre_attn_scalar": 12, "rope_theta": 10000.0,
             "rope_local_base_freq": 100.0,
         },
     ),
@@ -242,16 +211,9 @@ if hasattr(transformers, "Gemma4TextConfig"):
     _FAMILIES["gemma4"] = (
         transformers.Gemma4TextConfig,
         {
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "sliding_window": WINDOW,
-            "num_kv_shared_layers": 2,
-            "head_dim": 8,
-            "global_head_dim": 16,
-            "hidden_size_per_layer_input": 12,
-            "vocab_size_per_layer_input": 97,
-            "use_double_wide_mlp": True,
-            "final_logit_softcapping": 5.0,
+            "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW,
+            "num_kv_shared_layers": 2, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 97, "use_double_wide_mlp": True, "final_logit_softcapping": 5.0,
         },
     )
     _FAMILIES["gemma4_moe"] = (
@@ -263,22 +225,11 @@ if hasattr(transformers, "Gemma4TextConfig"):
         },
     )
 _ROUTED: dict[str, Any] = {
-    "head_dim": 16,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
+    "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
 }
 _RENAMED: dict[str, Any] = {
-    "head_dim": 16,
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16,
-    "num_shared_experts": 1,
+    "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "num_shared_experts": 1,
 }
 _LATENT: dict[str, Any] = {
     **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
@@ -298,10 +249,7 @@ _YOUNGER: dict[str, tuple[str, dict[str, Any]]] = {
         {**_RENAMED, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "num_dense_layers": 1},
     ),
     "gemma4_unified": ("Gemma4UnifiedTextConfig", _UNSHARED),
-    "bamba": (
-        "BambaConfig",
-        {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 8, "mlp_bias": True},
-    ),
+    "bamba": ("BambaConfig", {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 8, "mlp_bias": True}),
     "falcon_h1": (
         "FalconH1Config",
         {

@@ -38,19 +38,9 @@ VOCAB, HIDDEN, MAX_MODEL_LEN = 40, 64, 256
 
 def llama_config(**settings: Any) -> LlamaConfig:
     sizes: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": MAX_MODEL_LEN,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "rms_norm_eps": 1e-5,
-        "initializer_range": 0.15,
-        "tie_word_embeddings": True,
+        "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": MAX_MODEL_LEN, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.15, "tie_word_embeddings": True,
     }
     return LlamaConfig(**{**sizes, **settings})
 

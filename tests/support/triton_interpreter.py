@@ -3,8 +3,6 @@
 To be imported before Triton is, which libraries do where it is installed. Processes that tests start are left as they are.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Variants of a test: which of them `make test` runs, and which `make test-all` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows, target scores and statistics for tests of the verifier: what a step would hand it, without an engine."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any

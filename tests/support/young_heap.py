@@ -1,7 +1,5 @@
 """Garbage collections that do not look through what hundreds of tests before have left."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An effort that takes no time, and a subject to spend it on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,8 @@ from foretoken.engine.bench.measurement import Effort, Subject
 @pytest.fixture
 def effort() -> Effort:
     return Effort(
-        rounds=1,
-        slot_s=0.001,
-        decode_tokens=8,
-        contexts=(32, 64, 128),
-        verified=(1, 2, 5),
-        rows=(1, 3),
-        decode_contexts=(48,),
-        prompt_tokens=40,
-        verified_context=64,
-        rows_context=64,
-        load_prompt_tokens=24,
+        rounds=1, slot_s=0.001, decode_tokens=8, contexts=(32, 64, 128), verified=(1, 2, 5), rows=(1, 3), decode_contexts=(48,),
+        prompt_tokens=40, verified_context=64, rows_context=64, load_prompt_tokens=24,
     )
 
 

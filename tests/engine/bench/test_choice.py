@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from speculation_figures import figures
 

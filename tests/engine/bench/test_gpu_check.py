@@ -1,7 +1,5 @@
 """`make gpu-check` tried out without a GPU: all cases on a tiny network, what goes wrong, and the page."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -97,11 +95,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_whole_script_on_a_tiny_network(cases: list[str], tests: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "foretoken.engine.bench.gpu_check", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(
-        [*command, "--cases", *cases, *tests],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
+        [*command, "--cases", *cases, *tests], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=240,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

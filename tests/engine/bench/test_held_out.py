@@ -1,7 +1,5 @@
 """A text becomes windows that hold all of it, and prompts."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import AutoTokenizer
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from foretoken.engine.bench.measurement import MACHINE, NETWORK, Effort, Subject
@@ -44,13 +42,8 @@ def test_every_case_is_measured(subject: Subject, effort: Effort) -> None:
     found, num_bytes = measure_network(subject, effort, silent)
     cases = {(m.level, m.case, m.x) for m in found}
     assert cases == {
-        (MACHINE, "weights", 0),
-        (MACHINE, "read", 1),
-        (NETWORK, "decode", 48),
-        *((NETWORK, "verification", t) for t in (1, 2, 5)),
-        *((NETWORK, "rows", n) for n in (1, 3)),
-        *((NETWORK, "context", n) for n in (32, 64, 128)),
-        (NETWORK, "prefill", 40),
+        (MACHINE, "weights", 0), (MACHINE, "read", 1), (NETWORK, "decode", 48), *((NETWORK, "verification", t) for t in (1, 2, 5)),
+        *((NETWORK, "rows", n) for n in (1, 3)), *((NETWORK, "context", n) for n in (32, 64, 128)), (NETWORK, "prefill", 40),
     }
     assert all(m.value.low <= m.value.median <= m.value.high and m.value.median > 0 for m in found)
     assert next(m.value.median for m in found if m.case == "weights") == num_bytes / 1e6

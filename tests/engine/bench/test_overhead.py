@@ -1,7 +1,5 @@
 """The overhead bench measures what it says: real steps with real drafts, and no forward pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from foretoken.engine.bench.overhead import CASES, measure, weighed

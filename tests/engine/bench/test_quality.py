@@ -1,7 +1,5 @@
 """What number formats cost the embedded model, within bounds; and that scores are those of transformers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import cache

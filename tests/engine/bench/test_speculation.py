@@ -1,7 +1,5 @@
 """Real engines on a tiny model: what turns count is what happened, and cores that share weights and caches do not disturb each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Estimates of what guesses are worth: from the proposer's average to the row's own, and along with it when it changes."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What steps cost is found again at the next start, and never believed of anything else."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -143,10 +141,7 @@ def test_what_decides_costs_is_in_the_key(tiny_target: Path, tiny_draft: Path, t
 
     assert key(executor="torch") == key(executor="torch")
     keys = [
-        key(executor="torch"),
-        key(executor="transformers"),
-        key(executor="torch", dtype="bfloat16"),
-        key(executor="torch", rows=9),
+        key(executor="torch"), key(executor="transformers"), key(executor="torch", dtype="bfloat16"), key(executor="torch", rows=9),
         key(executor="torch", drafts=(DraftModelConfig(str(tiny_draft)), NgramConfig())),
         key(executor="torch", drafts=(DraftModelConfig(str(tiny_draft), 3),)),
     ]

@@ -1,7 +1,5 @@
 """Costs between what was measured, and how they follow what steps really take."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """How many rounds a step with a draft model has, what they are thought to cost, and what follows from that."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """How many rounds a step has, and how much is looked up in one."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Sequence
@@ -14,15 +12,7 @@ from foretoken.engine.policy.assignment import Assignment
 from foretoken.engine.policy.base import ProposerInfo, RequestLimits
 from foretoken.engine.policy.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.policy.expectations import Expectations
-from foretoken.engine.policy.rounds_choice import (
-    FEWEST_ROUNDS,
-    MOST_ROUNDS,
-    RETRY_EVERY,
-    STEP_S,
-    TRIED,
-    TRY_EVERY,
-    RoundsChoice,
-)
+from foretoken.engine.policy.rounds_choice import FEWEST_ROUNDS, MOST_ROUNDS, RETRY_EVERY, STEP_S, TRIED, TRY_EVERY, RoundsChoice
 from foretoken.engine.request import Request
 from foretoken.proposers.base import KnownRow
 from foretoken.proposers.config import SpeculativeConfig

@@ -1,7 +1,5 @@
 """Scouts: proposers that say before every step whether they have a guess. Whole worlds with them are in test_controller_simulation.py."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

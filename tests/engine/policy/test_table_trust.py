@@ -1,7 +1,5 @@
 """How far a table's own chances are believed."""
 
-from __future__ import annotations
-
 import pytest
 
 from foretoken.engine.policy.table_trust import TableTrust

@@ -85,9 +85,7 @@ def ragged(tokens: int, rows: int, has_first: bool) -> RaggedBatch:
     return RaggedBatch(
         *(empty(tokens, dtype=LONG) for _ in range(3)),
         *(empty(*shape, dtype=INT) for shape in [(rows + 1,), (rows,), (rows, 1024), (rows,)]),
-        *(empty(n, dtype=LONG) for n in (tokens, rows, rows)),
-        block_size=16,
-        first_places=empty(rows, dtype=INT) if has_first else None,
+        *(empty(n, dtype=LONG) for n in (tokens, rows, rows)), block_size=16, first_places=empty(rows, dtype=INT) if has_first else None,
     )
 
 

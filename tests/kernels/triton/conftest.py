@@ -1,7 +1,5 @@
 """The same tests on a GPU where there is one, else in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -14,13 +12,8 @@ from foretoken.kernels.ops import ACTIVATIONS, CLAMPED
 from foretoken.kernels.triton.activations import activation, gated_activation
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "relu2": lambda x: F.relu(x).square(),
-    "": lambda x: x,
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "sigmoid": torch.sigmoid,
+    "relu2": lambda x: F.relu(x).square(), "": lambda x: x,
 }
 
 

@@ -1,7 +1,5 @@
 """What stands between the passes of a chain, made by the kernels, against the references."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 
@@ -125,15 +123,9 @@ def test_choices_are_those_of_the_reference(width: int, dtype: torch.dtype, kind
 def draft_head() -> Program:
     """Like an EAGLE head: what it makes of a token goes into the next one. Its columns are some of the tokens."""
     ops = (
-        Embed((), ("e",), "embed"),
-        Concat(("e", "feature"), ("both",)),
-        Linear(("both",), ("x",), ("fc",)),
-        Linear(("x",), ("qkv",), ("qkv",)),
-        Attention(("qkv",), ("attended",), 0, 4, 0.3, "rope"),
-        Linear(("attended", "x"), ("out",), ("o",)),
-        GatherRows(("out",), ("rows",)),
-        Linear(("rows",), ("logits",), ("head",)),
-        BEST,
+        Embed((), ("e",), "embed"), Concat(("e", "feature"), ("both",)), Linear(("both",), ("x",), ("fc",)),
+        Linear(("x",), ("qkv",), ("qkv",)), Attention(("qkv",), ("attended",), 0, 4, 0.3, "rope"),
+        Linear(("attended", "x"), ("out",), ("o",)), GatherRows(("out",), ("rows",)), Linear(("rows",), ("logits",), ("head",)), BEST,
     )
     weights = {"embed": (97, 32), "fc": (32, 64), "qkv": (64, 32), "o": (32, 32), "head": (41, 32), "ids": (41,)}
     return Program(

@@ -1,7 +1,5 @@
 """Every kernel is built for an H200, down to machine code, in the shapes of real models: what the interpreter takes a compiler may not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Where chains go on, laid out by the kernel, against the reference: all of it, padding too."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

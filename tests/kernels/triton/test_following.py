@@ -1,7 +1,5 @@
 """The pass behind a step, laid out by the kernel, against the reference."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys and values as e4m3: rounded once when they are written. test_attention.py reads them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Whole networks whose few rows are gated where they are multiplied, beside the same networks in two launches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from decoding import ragged

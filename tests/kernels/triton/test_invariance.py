@@ -1,7 +1,5 @@
 """A whole network in batch-invariant mode: a token's scores are the same bits in any batch, chunk and chain."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from decoding import ragged

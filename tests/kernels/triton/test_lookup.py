@@ -1,7 +1,5 @@
 """What followed a text's last tokens before, found by the kernels, against the reference, and both against the proposer."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from typing import Literal

@@ -1,7 +1,5 @@
 """What the device says of whole drafts, and what the verifier makes of it, against the verifier's own walk, level by level."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import accumulate

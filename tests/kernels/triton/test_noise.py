@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from probing_kernels import noise_under
 from triton_interpreter import DEVICE

@@ -1,7 +1,5 @@
 """The kernels of recurrent layers beside the reference: every kind of row at once, what is written and what is left alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -98,18 +96,12 @@ ROOM = StateRoom(SLOTS_OF_A_ROW * ROWS, MOST_GUESSES)
 
 
 CASES = {
-    "conv": conv_program(40, 4, "", "silu"),
-    "wide conv": conv_program(300, 3, "bias", ""),
-    "conv of two taps": conv_program(17, 2, "bias", "gelu_tanh"),
-    "conv of the token alone": conv_program(24, 1, "", "sigmoid"),
-    "long conv": conv_program(24, 8, "", "silu"),
-    "delta": delta_program(2, 4, 16, 16, True),
-    "delta of one head": delta_program(1, 1, 8, 8, False),
-    "odd delta": delta_program(1, 3, 12, 20, False),
-    "narrow delta": delta_program(2, 2, 24, 5, True),
-    "space": space_program(1, 2, 8, 8, 0.0, math.inf),
-    "odd space": space_program(2, 4, 12, 5, 0.2, 1.5),
-    "space of wide values": space_program(1, 3, 16, 24, 0.0, 0.1),
+    "conv": conv_program(40, 4, "", "silu"), "wide conv": conv_program(300, 3, "bias", ""),
+    "conv of two taps": conv_program(17, 2, "bias", "gelu_tanh"), "conv of the token alone": conv_program(24, 1, "", "sigmoid"),
+    "long conv": conv_program(24, 8, "", "silu"), "delta": delta_program(2, 4, 16, 16, True),
+    "delta of one head": delta_program(1, 1, 8, 8, False), "odd delta": delta_program(1, 3, 12, 20, False),
+    "narrow delta": delta_program(2, 2, 24, 5, True), "space": space_program(1, 2, 8, 8, 0.0, math.inf),
+    "odd space": space_program(2, 4, 12, 5, 0.2, 1.5), "space of wide values": space_program(1, 3, 16, 24, 0.0, 0.1),
 }
 FAST = {"conv", "conv of two taps", "narrow delta", "odd space"}
 VARIANTS = [(name, dtype, seed) for name in CASES for dtype in TOLERANCE for seed in range(4)]

@@ -1,7 +1,5 @@
 """The fused choice against the sampler in torch, for the same requests and drafts."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -53,18 +51,8 @@ def _firsts(rows: list[PlanRow]) -> list[int]:
 
 
 FILTERS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.0},
-    {"temperature": 0.3},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 200},
-    {"top_p": 0.1},
-    {"top_p": 0.9},
-    {"top_p": 0.9999},
-    {"min_p": 0.05},
-    {"top_k": 20, "top_p": 0.8, "min_p": 0.02},
-    {"top_k": 300, "top_p": 0.95, "temperature": 1.7},
+    {}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 7}, {"top_k": 200}, {"top_p": 0.1}, {"top_p": 0.9},
+    {"top_p": 0.9999}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.8, "min_p": 0.02}, {"top_k": 300, "top_p": 0.95, "temperature": 1.7},
     {"temperature": 1e-30, "top_k": 3},
 ]
 

@@ -1,7 +1,5 @@
 """Batches of the device put into those of fixed size by the kernel, against the reference: padding, and what was there before."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A table that is both embedding and head lies in a GPU's memory once, whoever reads it, unless the head is made narrow."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,11 +37,8 @@ def a_drafter(head: str, middle: str = "fc.weight") -> Program:
     """It has one product of its own between the target's embedding and head."""
     best = ArgMax(("logits",), ("argmax", "top"))
     ops = (
-        Embed((), ("e",), EMBEDDING),
-        Linear(("e",), ("h",), (middle,)),
-        GatherRows(("h",), ("rows",)),
-        Linear(("rows",), ("logits",), (head,)),
-        best,
+        Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), (middle,)), GatherRows(("h",), ("rows",)),
+        Linear(("rows",), ("logits",), (head,)), best,
     )
     shapes = {EMBEDDING: (VOCAB, WIDTH), middle: (WIDTH, WIDTH), head: (VOCAB, WIDTH)}
     return Program(ops, shapes, (), {}, VOCAB, 64, (), "", "logits", best, shared=frozenset({EMBEDDING, head}))

@@ -1,7 +1,5 @@
 """Facts out of factbook pages: clean values, answers that agree with the notes in the prompt, JSON that parses."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

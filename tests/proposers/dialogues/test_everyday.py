@@ -1,7 +1,5 @@
 """Everyday functions: calls name what is on offer with the right arguments, said by the user; the last word is a sentence."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from random import Random

@@ -1,7 +1,5 @@
 """JSON from a schema: each answer matches the schema in its question; lists keep the things they are given."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from typing import Any

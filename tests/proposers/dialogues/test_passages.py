@@ -1,7 +1,5 @@
 """JSON extraction from invented texts: the keys asked for in their order, values found in the text, null only where it is silent."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 

@@ -1,7 +1,5 @@
 """Coffee orders: kept when their calls follow from what was said, cut at the last sentence, with the functions they use on offer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What some kinds of heads learn from, taught once."""
 
-from __future__ import annotations
-
 import pytest
 from taught_target import TaughtTarget
 

@@ -1,7 +1,5 @@
 """DFlash in training: it learns, and what it exports guesses as it does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """DFlash 2 in training: it begins as a DFlash, learns more than one, and what it exports guesses as it does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """EAGLE-1 in training: it learns the target's next states, and what it exports guesses as it does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -107,14 +105,10 @@ def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -
     inner = target.frozen.config.intermediate_size
     tensors = load_file(tmp_path / "model.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "fc.weight": (HIDDEN, 2 * HIDDEN),
-        "layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-        "layers.0.self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN),
-        "layers.0.self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
-        "layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        "layers.0.post_attention_layernorm.weight": (HIDDEN,),
-        "layers.0.mlp.gate_proj.weight": (inner, HIDDEN),
-        "layers.0.mlp.up_proj.weight": (inner, HIDDEN),
+        "fc.weight": (HIDDEN, 2 * HIDDEN), "layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+        "layers.0.self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN), "layers.0.self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
+        "layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN), "layers.0.post_attention_layernorm.weight": (HIDDEN,),
+        "layers.0.mlp.gate_proj.weight": (inner, HIDDEN), "layers.0.mlp.up_proj.weight": (inner, HIDDEN),
         "layers.0.mlp.down_proj.weight": (HIDDEN, inner),
     }
     config = json.loads((tmp_path / "config.json").read_text())

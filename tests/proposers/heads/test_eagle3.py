@@ -1,7 +1,5 @@
 """EAGLE-3 in training: it learns the target's probabilities, several steps deep, and what it exports guesses as it does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -143,21 +141,12 @@ def test_the_layout_is_the_published_one(target: TaughtTarget, tmp_path: Path) -
     head.export(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "midlayer.hidden_norm.weight": (HIDDEN,),
-        "midlayer.input_layernorm.weight": (HIDDEN,),
-        "midlayer.post_attention_layernorm.weight": (HIDDEN,),
-        "midlayer.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
-        "midlayer.self_attn.k_proj.weight": (HIDDEN // 2, 2 * HIDDEN),
-        "midlayer.self_attn.v_proj.weight": (HIDDEN // 2, 2 * HIDDEN),
-        "midlayer.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        "midlayer.mlp.gate_proj.weight": (inner, HIDDEN),
-        "midlayer.mlp.up_proj.weight": (inner, HIDDEN),
-        "midlayer.mlp.down_proj.weight": (HIDDEN, inner),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (DRAFT, HIDDEN),
-        "d2t": (DRAFT,),
-        "t2d": (VOCAB,),
+        "fc.weight": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm.weight": (HIDDEN,), "midlayer.input_layernorm.weight": (HIDDEN,),
+        "midlayer.post_attention_layernorm.weight": (HIDDEN,), "midlayer.self_attn.q_proj.weight": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj.weight": (HIDDEN // 2, 2 * HIDDEN), "midlayer.self_attn.v_proj.weight": (HIDDEN // 2, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj.weight": (HIDDEN, HIDDEN), "midlayer.mlp.gate_proj.weight": (inner, HIDDEN),
+        "midlayer.mlp.up_proj.weight": (inner, HIDDEN), "midlayer.mlp.down_proj.weight": (HIDDEN, inner), "norm.weight": (HIDDEN,),
+        "lm_head.weight": (DRAFT, HIDDEN), "d2t": (DRAFT,), "t2d": (VOCAB,),
     }
     assert torch.equal(torch.arange(DRAFT) + tensors["d2t"], COUNTS.argsort(descending=True)[:DRAFT].sort().values)
     assert tensors["t2d"].dtype == torch.bool and torch.equal(tensors["t2d"], COUNTS >= VOCAB - DRAFT)

@@ -1,7 +1,5 @@
 """Medusa heads in training: they learn, and what they export guesses as they do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

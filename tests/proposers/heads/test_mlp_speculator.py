@@ -1,7 +1,5 @@
 """The MLP speculator in training: it learns in two stages, and what it exports guesses as it does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,12 +74,8 @@ def test_tied_tensors_are_written_once(target: TinyTarget, tmp_path: Path) -> No
     MlpSpeculator(target.frozen, TIED).export(tmp_path / "tied")
     shapes = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "tied" / "model.safetensors").items()}
     assert shapes == {
-        "speculator.emb.0.weight": (VOCAB, 32),
-        "speculator.head.0.weight": (VOCAB, 32),
-        "speculator.proj.0.weight": (32, HIDDEN),
-        "speculator.proj.1.weight": (32, 32),
-        "speculator.ln.0.weight": (32,),
-        "speculator.ln.0.bias": (32,),
+        "speculator.emb.0.weight": (VOCAB, 32), "speculator.head.0.weight": (VOCAB, 32), "speculator.proj.0.weight": (32, HIDDEN),
+        "speculator.proj.1.weight": (32, 32), "speculator.ln.0.weight": (32,), "speculator.ln.0.bias": (32,),
     }
     config = json.loads((tmp_path / "tied" / "config.json").read_text())
     assert (config["emb_dim"], config["inner_dim"], config["n_predict"], config["tie_weights"]) == (HIDDEN, 32, 3, True)

@@ -1,7 +1,5 @@
 """An MTP layer in training: it learns, and what it exports guesses as it does, looped too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

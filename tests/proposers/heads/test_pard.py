@@ -1,7 +1,5 @@
 """PARD in training: a draft model learns its masks, and the exported model guesses in the engine as in one whole forward."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """UNO in training: an adapter learns to read noise, the text goes through the target untouched, and PEFT's layout comes out."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Attention of blocks against one masked attention over everything."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

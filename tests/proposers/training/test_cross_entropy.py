@@ -1,7 +1,5 @@
 """The fused loss against autograd's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """A draft model in training: it learns the text and what the target says of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The tokenizer, the chat template, and chats as token ids with the assistant's part marked."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,5 @@
 """The family's recipe: what it says, and that its text is mixed, cut into stages and kept apart as it says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

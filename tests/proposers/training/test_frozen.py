@@ -1,7 +1,5 @@
 """A frozen target, its documents packed, against transformers with each document by itself."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from pathlib import Path

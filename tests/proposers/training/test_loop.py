@@ -1,7 +1,5 @@
 """The training loop on a model of a few thousand weights: learning, exact resume, parts of a step, stopping, schedule, log."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

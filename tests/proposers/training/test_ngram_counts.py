@@ -1,7 +1,5 @@
 """Runs and what follows them, against a plain count in dictionaries; which runs are kept, and what is said of held-out text."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed attention against attention of each document by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

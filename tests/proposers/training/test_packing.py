@@ -1,7 +1,5 @@
 """Packed documents: what a batch holds, where a document ends, what is learned."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import logging
 import lzma
@@ -87,12 +85,8 @@ def test_files_that_are_not_what_they_seem(tmp_path: Path) -> None:
     (tmp_path / "d.txt.xz").write_bytes(b"no archive")
     (tmp_path / "e.txt").write_text(" \n")
     for name, message in [
-        ("a.jsonl", "a.jsonl:2: not UTF-8 at byte 11"),
-        ("b.txt", "b.txt:2: not UTF-8"),
-        ("c.txt.xz", "c.txt.xz: damaged"),
-        ("d.txt.xz", "d.txt.xz: damaged"),
-        ("e.txt", "e.txt: there is no text in it"),
-        ("f.txt", "f.txt: there is no such file"),
+        ("a.jsonl", "a.jsonl:2: not UTF-8 at byte 11"), ("b.txt", "b.txt:2: not UTF-8"), ("c.txt.xz", "c.txt.xz: damaged"),
+        ("d.txt.xz", "d.txt.xz: damaged"), ("e.txt", "e.txt: there is no text in it"), ("f.txt", "f.txt: there is no such file"),
     ]:
         with pytest.raises(DataError, match=message):
             list(read_data([tmp_path / name]))

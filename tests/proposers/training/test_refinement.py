@@ -1,7 +1,5 @@
 """A tiny target learns what is good and unlearns what goes round in circles, from packed files as the recipe writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attention of an unrolled draft layer against what each chain sees, written out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

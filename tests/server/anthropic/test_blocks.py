@@ -1,7 +1,5 @@
 """Why an answer ended, in Anthropic's words, and blocks of parts in any order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Anthropic's turns of blocks as the model's template gets them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors on Anthropic's routes have its shape, wherever they come from; those of all other routes keep OpenAI's."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

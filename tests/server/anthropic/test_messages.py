@@ -1,7 +1,5 @@
 """POST /v1/messages through the app: answers and events in Anthropic's shapes, and what is asked of the engine."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -83,12 +81,8 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
     assert body.pop("id").startswith("msg_") and body.pop("metrics")["speculative_decoding"]["num_spec_tokens"] == 5
     usage = body.pop("usage")
     assert body == {
-        "type": "message",
-        "role": "assistant",
-        "model": "tiny",
-        "content": [{"type": "text", "text": fake.reply}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
+        "type": "message", "role": "assistant", "model": "tiny", "content": [{"type": "text", "text": fake.reply}],
+        "stop_reason": "end_turn", "stop_sequence": None,
     }
     num_prompt, num_reply = len(fake.calls[0].prompt), len(fake.tokenizer.encode(fake.reply))
     assert usage == {  # what the cache had is counted apart
@@ -163,10 +157,8 @@ def test_one_call_only_where_parallel_ones_are_disabled(hermes: TestClient, fake
 @pytest.mark.parametrize(
     ("choice", "constrained", "told"),
     [
-        ({"type": "auto"}, False, ["weather", "time"]),
-        ({"type": "any"}, True, ["weather", "time"]),
-        ({"type": "tool", "name": "time"}, True, ["time"]),
-        ({"type": "none"}, False, []),
+        ({"type": "auto"}, False, ["weather", "time"]), ({"type": "any"}, True, ["weather", "time"]),
+        ({"type": "tool", "name": "time"}, True, ["time"]), ({"type": "none"}, False, []),
     ],
 )
 def test_tool_choice(hermes: TestClient, fake: FakeEngine, choice: dict[str, Any], constrained: bool, told: list[str]) -> None:

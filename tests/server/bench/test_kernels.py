@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -44,17 +42,7 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(
 ) -> None:
     monkeypatch.setattr("foretoken.kernels.native.availability", lambda: Availability(None, "this test has no AVX2"))
     flags = [
-        "--quick",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--model",
-        str(tiny_target),
-        "--precisions",
-        "int8,float32",
-        "--parts",
-        "network",
+        "--quick", "--rounds", "1", "--threads", "1", "--model", str(tiny_target), "--precisions", "int8,float32", "--parts", "network",
     ]
     main([*flags, "--output-dir", str(tmp_path)])
     results = json.loads((tmp_path / JSON_NAME).read_text())

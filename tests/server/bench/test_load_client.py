@@ -1,7 +1,5 @@
 """The measuring client against servers that answer in every way that HTTP allows, or do not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

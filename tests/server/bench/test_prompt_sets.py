@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -9,12 +7,8 @@ import pytest
 from foretoken.server.bench.prompt_sets import ALL, OWN, PUBLISHED, Prompt, PromptSetError, load, random_words, read
 
 TASK = {
-    "task_id": "Python/7",
-    "prompt": "def add(a, b):\n",
-    "declaration": "def add(a, b):\n",
-    "buggy_solution": "    return a - b\n",
-    "entry_point": "add",
-    "example_test": "assert add(1, 2) == 3\n",
+    "task_id": "Python/7", "prompt": "def add(a, b):\n", "declaration": "def add(a, b):\n", "buggy_solution": "    return a - b\n",
+    "entry_point": "add", "example_test": "assert add(1, 2) == 3\n",
 }
 
 
@@ -43,9 +37,7 @@ def test_our_own_sets_have_what_they_are_for() -> None:
         (
             {
                 "messages": [
-                    {"role": "system", "content": "Be brief."},
-                    {"role": "user", "content": "One?"},
-                    {"role": "assistant", "content": "1"},
+                    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"},
                     {"role": "user", "content": "Two?"},
                 ]
             },

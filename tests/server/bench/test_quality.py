@@ -1,7 +1,5 @@
 """`foretoken bench quality` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Figures from invented times, and the whole command against real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

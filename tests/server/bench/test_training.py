@@ -1,7 +1,5 @@
 """`foretoken bench training`: both really train, and the ratio is theirs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

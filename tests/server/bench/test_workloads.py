@@ -1,7 +1,5 @@
 """The whole command on a tiny model, and what counts as slower."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

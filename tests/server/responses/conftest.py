@@ -1,7 +1,5 @@
 """A Responses API over the fake engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

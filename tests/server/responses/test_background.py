@@ -1,7 +1,5 @@
 """Responses in the background: they go on alone, can be polled, watched again and cancelled, and a server's end is told."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

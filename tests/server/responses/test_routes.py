@@ -1,7 +1,5 @@
 """What can be done with a response afterwards: reading, listing its input, deleting; each key has its own; restarts."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The store: what it keeps, for whom, how much of it, and what files it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """POST /v1/responses streamed: the events, their order and numbers, and that they say what the whole response says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chat at a real terminal and over pipes, against a real server and one that knows nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Colours, pieces, input and state of the chat, each by itself."""
 
-from __future__ import annotations
-
 import io
 import json
 import pwd

@@ -1,7 +1,5 @@
 """The embedded family, measured on a few prompts; what a killed run leaves; speed through real servers in one small cell."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the recipe of a family writes beside its weights. Whole trainings are in test_command.py and tests/proposers/training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`foretoken train ngram-cache` on the embedded target: from a few chats to a folder that serves beside it, and the same answers again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which held-out prompts are kept beside the weights, and in what shape."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
