@@ -45,56 +45,36 @@ class Shape:
 
 SHAPES = {
     "M1": Shape(
-        "M1, Llama, 24M parameters",
-        "llama",
-        "LlamaForCausalLM",
-        {
+        "M1, Llama, 24M parameters", "llama", "LlamaForCausalLM", {
             "hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 1536,
             "vocab_size": 8192, "tie_word_embeddings": False,
-        },
-        0,
+        }, 0,
     ),
     "M2": Shape(
-        "M2, SmolLM2-135M's shape",
-        "llama",
-        "LlamaForCausalLM",
-        {
+        "M2, SmolLM2-135M's shape", "llama", "LlamaForCausalLM", {
             "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
             "vocab_size": 49152, "tie_word_embeddings": True,
-        },
-        1,
+        }, 1,
     ),
     "M3": Shape(
-        "M3, Qwen2.5-0.5B's shape",
-        "qwen2",
-        "Qwen2ForCausalLM",
-        {
+        "M3, Qwen2.5-0.5B's shape", "qwen2", "Qwen2ForCausalLM", {
             "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
             "vocab_size": 151936, "tie_word_embeddings": True,
-        },
-        2,
+        }, 2,
     ),
     "M4": Shape(
-        "M4, a Qwen3-MoE of 0.7B parameters, 0.2B of them a token's",
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        {
+        "M4, a Qwen3-MoE of 0.7B parameters, 0.2B of them a token's", "qwen3_moe", "Qwen3MoeForCausalLM", {
             "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
             "intermediate_size": 3072, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "norm_topk_prob": True,
             "vocab_size": 49152, "tie_word_embeddings": True,
-        },
-        3,
+        }, 3,
     ),
     "M5": Shape(
-        "M5, Qwen3.5-0.8B's shape, three of four layers recurrent",
-        "qwen3_5_text",
-        "Qwen3_5ForCausalLM",
-        {
+        "M5, Qwen3.5-0.8B's shape, three of four layers recurrent", "qwen3_5_text", "Qwen3_5ForCausalLM", {
             "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
             "intermediate_size": 3584, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
             "linear_value_head_dim": 128, "vocab_size": 248320, "tie_word_embeddings": True,
-        },
-        4,
+        }, 4,
     ),
 }  # fmt: skip
 

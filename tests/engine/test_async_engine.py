@@ -1,7 +1,5 @@
 """The engine thread around a real core (with a network of plain Python): streams, disconnects, limits, drain and death."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random
@@ -9,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,11 @@ def make_engine(tokenizer: PreTrainedTokenizerFast, **settings: Any) -> Any:
     return hash_engine(tokenizer, ProposerSet([NgramProposer(NgramConfig(3, 2, 1))]), SpeculativeConfig(), **settings)
 
 
+@pytest.fixture
+def engine(tokenizer: PreTrainedTokenizerFast) -> Any:
+    return make_engine(tokenizer)
+
+
 @asynccontextmanager
 async def running(engine: Any) -> AsyncIterator[AsyncEngine]:
     driver = AsyncEngine(engine)
@@ -64,6 +68,17 @@ def run(engine: Any, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None
             engine.core.check()
 
     asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def played(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """The test that the scenario is. It gets the fixtures that it names, `engine` among them, and the `driver` that runs it."""
+
+    def test(engine: Any, **others: Any) -> None:
+        run(engine, lambda driver: scenario(engine=engine, driver=driver, **others))
+
+    told = signature(scenario)
+    vars(test)["__signature__"] = told.replace(parameters=[one for name, one in told.parameters.items() if name != "driver"])
+    return test
 
 
 async def becomes(condition: Callable[[], bool]) -> None:
@@ -91,35 +106,28 @@ def slowed(engine: Any, seconds: float = 0.01) -> None:
     engine.core.step = slow_step
 
 
-def test_what_was_guessed_lately_is_forgotten_while_nothing_happens(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+@played
+async def test_what_was_guessed_lately_is_forgotten_while_nothing_happens(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, driver: AsyncEngine
 ) -> None:
     monkeypatch.setattr(draft_counts, "RECENT_WINDOW_S", 1)
-    engine = make_engine(tokenizer)
-
-    async def scenario(driver: AsyncEngine) -> None:
-        await collect(driver.generate([5, 6, 7] * 4, LONG, request_id="r"))
-        assert driver.stats().num_draft_tokens > 0
-        await becomes(lambda: driver.stats().recent_draft_tokens == 0)
-        assert driver.stats() is driver.stats() and driver.stats().num_draft_tokens > 0
-
-    run(engine, scenario)
+    await collect(driver.generate([5, 6, 7] * 4, LONG, request_id="r"))
+    assert driver.stats().num_draft_tokens > 0
+    await becomes(lambda: driver.stats().recent_draft_tokens == 0)
+    assert driver.stats() is driver.stats() and driver.stats().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.15])
-def test_who_has_an_answer_finds_it_counted(tokenizer: PreTrainedTokenizerFast, pause_s: float) -> None:
+@played
+async def test_who_has_an_answer_finds_it_counted(engine: Any, pause_s: float, driver: AsyncEngine) -> None:
     """The text has a seed: one that happens to repeat itself would be guessed, and counts of late guesses change with time."""
-    engine, params = make_engine(tokenizer), SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
-
-    async def scenario(driver: AsyncEngine) -> None:
-        for number in range(1, 20 if pause_s == 0 else 3):
-            await collect(driver.generate([5, 6, 7], params, request_id=f"r{number}"))
-            now = driver.stats()
-            assert (now.generation_tokens, now.num_running) == (6 * number, 0)
-            await asyncio.sleep(pause_s)
-            assert driver.stats() is now, "a snapshot is good until something happens"
-
-    run(engine, scenario)
+    params = SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
+    for number in range(1, 20 if pause_s == 0 else 3):
+        await collect(driver.generate([5, 6, 7], params, request_id=f"r{number}"))
+        now = driver.stats()
+        assert (now.generation_tokens, now.num_running) == (6 * number, 0)
+        await asyncio.sleep(pause_s)
+        assert driver.stats() is now, "a snapshot is good until something happens"
 
 
 def test_every_choice_ends_once_with_the_cores_own_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -160,8 +168,8 @@ def test_many_at_once_each_get_their_own(tokenizer: PreTrainedTokenizerFast) -> 
 
 @pytest.mark.parametrize("leave", ["close", "cancel", "drop", "raise"])
 @pytest.mark.parametrize("after", [0, 2])
-def test_leaving_early_aborts_all_choices(tokenizer: PreTrainedTokenizerFast, leave: str, after: int) -> None:
-    engine = make_engine(tokenizer)
+@played
+async def test_leaving_early_aborts_all_choices(engine: Any, leave: str, after: int, driver: AsyncEngine) -> None:
     slowed(engine)
     params = SamplingParams(n=2, max_tokens=200, ignore_eos=True)
 
@@ -171,48 +179,42 @@ def test_leaving_early_aborts_all_choices(tokenizer: PreTrainedTokenizerFast, le
             count += 1
             if error and count > after:
                 raise KeyError("the reader's own mistake")
-
-    async def scenario(driver: AsyncEngine) -> None:
-        stream = driver.generate([3], params, request_id="r")
-        for _ in range(after):
-            await anext(stream)
-        match leave:
-            case "close":
-                stream.close()
-                stream.close()
-                with pytest.raises(StopAsyncIteration):
-                    await anext(stream)
-            case "cancel":
-                task = asyncio.create_task(read(stream, error=False))
-                await asyncio.sleep(0.03)
-                task.cancel()
-                await asyncio.wait([task])
-            case "drop":
-                pass
-            case _:
-                with pytest.raises(KeyError):
-                    await read(stream, error=True)
-        del stream
-        gc.collect()
-        steps = engine.core.num_steps
-        await becomes(lambda: not engine.core.has_work)
-        assert engine.core.num_steps <= steps + 2  # the step in progress, and one that had begun before the command came
-        assert driver.num_in_flight == 0 and engine.core.committer.generation_tokens < 400
-
-    run(engine, scenario)
+    stream = driver.generate([3], params, request_id="r")
+    for _ in range(after):
+        await anext(stream)
+    match leave:
+        case "close":
+            stream.close()
+            stream.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        case "cancel":
+            task = asyncio.create_task(read(stream, error=False))
+            await asyncio.sleep(0.03)
+            task.cancel()
+            await asyncio.wait([task])
+        case "drop":
+            pass
+        case _:
+            with pytest.raises(KeyError):
+                await read(stream, error=True)
+    del stream
+    gc.collect()
+    steps = engine.core.num_steps
+    await becomes(lambda: not engine.core.has_work)
+    assert engine.core.num_steps <= steps + 2  # the step in progress, and one that had begun before the command came
+    assert driver.num_in_flight == 0 and engine.core.committer.generation_tokens < 400
 
 
-def test_the_engine_does_not_wait_for_a_slow_reader(tokenizer: PreTrainedTokenizerFast) -> None:
-    async def scenario(driver: AsyncEngine) -> None:
-        expected = await collect(driver.generate([3], LONG, request_id="fast"))
-        stream = driver.generate([3], LONG, request_id="slow")
-        await becomes(lambda: driver.num_in_flight == 0)
-        (delta,) = await collect(stream)
-        assert delta.token_ids == tokens_of(expected) and len(delta.sources) == 200
-        assert delta.text == "".join(d.text for d in expected)
-        assert (delta.finish_reason, delta.stats) == ("length", expected[-1].stats)
-
-    run(make_engine(tokenizer), scenario)
+@played
+async def test_the_engine_does_not_wait_for_a_slow_reader(engine: Any, driver: AsyncEngine) -> None:
+    expected = await collect(driver.generate([3], LONG, request_id="fast"))
+    stream = driver.generate([3], LONG, request_id="slow")
+    await becomes(lambda: driver.num_in_flight == 0)
+    (delta,) = await collect(stream)
+    assert delta.token_ids == tokens_of(expected) and len(delta.sources) == 200
+    assert delta.text == "".join(d.text for d in expected)
+    assert (delta.finish_reason, delta.stats) == ("length", expected[-1].stats)
 
 
 def test_the_queue_is_bounded_and_choices_count(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -242,50 +244,39 @@ def test_an_idle_engine_takes_more_choices_than_the_queue_holds(tokenizer: PreTr
     run(make_engine(tokenizer, max_num_seqs=2, max_queued_requests=1), scenario)
 
 
-def test_a_wrong_request_is_refused_before_it_is_queued(tokenizer: PreTrainedTokenizerFast) -> None:
-    async def scenario(driver: AsyncEngine) -> None:
-        with pytest.raises(ContextTooLong):
-            driver.generate([1] * 300, GREEDY, request_id="r")
-        assert driver.num_in_flight == 0
-        assert tokens_of(await collect(driver.generate([1], GREEDY, request_id="r")))
-
-    run(make_engine(tokenizer), scenario)
+@played
+async def test_a_wrong_request_is_refused_before_it_is_queued(engine: Any, driver: AsyncEngine) -> None:
+    with pytest.raises(ContextTooLong):
+        driver.generate([1] * 300, GREEDY, request_id="r")
+    assert driver.num_in_flight == 0
+    assert tokens_of(await collect(driver.generate([1], GREEDY, request_id="r")))
 
 
-def test_drain_finishes_what_runs_and_takes_nothing_new(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = make_engine(tokenizer)
+@played
+async def test_drain_finishes_what_runs_and_takes_nothing_new(engine: Any, driver: AsyncEngine) -> None:
     slowed(engine, 0.002)
-
-    async def scenario(driver: AsyncEngine) -> None:
-        reading = asyncio.create_task(collect(driver.generate([1], GREEDY, request_id="r")))
-        await asyncio.sleep(0)
-        driver.begin_drain()
-        with pytest.raises(ShuttingDown):
-            driver.generate([1], GREEDY, request_id="late")
-        await driver.drain(30)
-        assert len(tokens_of(await reading)) == 20
-
-    run(engine, scenario)
+    reading = asyncio.create_task(collect(driver.generate([1], GREEDY, request_id="r")))
+    await asyncio.sleep(0)
+    driver.begin_drain()
+    with pytest.raises(ShuttingDown):
+        driver.generate([1], GREEDY, request_id="late")
+    await driver.drain(30)
+    assert len(tokens_of(await reading)) == 20
 
 
-def test_drain_fails_what_outlasts_it(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = make_engine(tokenizer)
+@played
+async def test_drain_fails_what_outlasts_it(engine: Any, driver: AsyncEngine) -> None:
     slowed(engine)
-
-    async def scenario(driver: AsyncEngine) -> None:
-        stream = driver.generate([1], LONG, request_id="r")
-        first = await anext(stream)
-        await driver.drain(0.05)
-        with pytest.raises(RequestFailed) as caught:
-            await collect(stream)
-        assert first.token_ids and caught.value.code == "server_shutdown"
-        await becomes(lambda: not engine.core.has_work)
-
-    run(engine, scenario)
+    stream = driver.generate([1], LONG, request_id="r")
+    first = await anext(stream)
+    await driver.drain(0.05)
+    with pytest.raises(RequestFailed) as caught:
+        await collect(stream)
+    assert first.token_ids and caught.value.code == "server_shutdown"
+    await becomes(lambda: not engine.core.has_work)
 
 
-def test_stop_ends_thread_and_streams(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = make_engine(tokenizer)
+def test_stop_ends_thread_and_streams(engine: Any) -> None:
     slowed(engine)
 
     async def play() -> None:
@@ -301,8 +292,7 @@ def test_stop_ends_thread_and_streams(tokenizer: PreTrainedTokenizerFast) -> Non
     asyncio.run(asyncio.wait_for(play(), 30))
 
 
-def test_a_dead_engine_tells_everyone(tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine(tokenizer)
+def test_a_dead_engine_tells_everyone(engine: Any, caplog: pytest.LogCaptureFixture) -> None:
     step = engine.core.step
 
     def fatal(now: float) -> list[TokenDelta]:
@@ -324,34 +314,28 @@ def test_a_dead_engine_tells_everyone(tokenizer: PreTrainedTokenizerFast, caplog
     assert "device lost" in caplog.text
 
 
-def test_a_hanging_step_is_seen(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine, go_on = make_engine(tokenizer), threading.Event()
+@played
+async def test_a_hanging_step_is_seen(engine: Any, driver: AsyncEngine) -> None:
+    go_on = threading.Event()
     step = engine.core.step
     engine.core.step = lambda now: (go_on.wait(30), step(now))[1]
-
-    async def scenario(driver: AsyncEngine) -> None:
-        assert driver.last_step_age_s == 0.0
-        reading = asyncio.create_task(collect(driver.generate([1], GREEDY, request_id="r")))
-        await becomes(lambda: driver.last_step_age_s > 0.1)
-        assert driver.healthy
-        go_on.set()
-        await reading
-        await becomes(lambda: driver.last_step_age_s == 0.0)
-
-    run(engine, scenario)
+    assert driver.last_step_age_s == 0.0
+    reading = asyncio.create_task(collect(driver.generate([1], GREEDY, request_id="r")))
+    await becomes(lambda: driver.last_step_age_s > 0.1)
+    assert driver.healthy
+    go_on.set()
+    await reading
+    await becomes(lambda: driver.last_step_age_s == 0.0)
 
 
-def test_work_between_steps_that_hangs_is_seen(tokenizer: PreTrainedTokenizerFast) -> None:
+@played
+async def test_work_between_steps_that_hangs_is_seen(engine: Any, driver: AsyncEngine) -> None:
     go_on = threading.Event()
-
-    async def scenario(driver: AsyncEngine) -> None:
-        called = asyncio.create_task(driver.call(lambda core: go_on.wait(30)))
-        await becomes(lambda: driver.last_step_age_s > 0.1)
-        go_on.set()
-        assert await called
-        await becomes(lambda: driver.last_step_age_s == 0.0)
-
-    run(make_engine(tokenizer), scenario)
+    called = asyncio.create_task(driver.call(lambda core: go_on.wait(30)))
+    await becomes(lambda: driver.last_step_age_s > 0.1)
+    go_on.set()
+    assert await called
+    await becomes(lambda: driver.last_step_age_s == 0.0)
 
 
 def test_a_booted_engine_says_the_same_as_offline(tiny_target: Path) -> None:
@@ -400,46 +384,39 @@ def test_readers_of_every_kind(tokenizer: PreTrainedTokenizerFast, seed: int) ->
     run(make_engine(tokenizer, max_num_seqs=5), scenario)
 
 
-def test_work_is_done_between_steps_by_the_engine_thread(tokenizer: PreTrainedTokenizerFast) -> None:
-    async def scenario(driver: AsyncEngine) -> None:
-        def work(core: EngineCore) -> tuple[str, int]:
-            return threading.current_thread().name, core.num_steps
+@played
+async def test_work_is_done_between_steps_by_the_engine_thread(engine: Any, driver: AsyncEngine) -> None:
+    def work(core: EngineCore) -> tuple[str, int]:
+        return threading.current_thread().name, core.num_steps
 
-        assert await driver.call(work) == ("foretoken-engine", 0)  # idle
-        stream = driver.generate([7, 8, 9], LONG, request_id="r")
-        await anext(stream)
-        name, num_steps = await driver.call(work)
-        assert name == "foretoken-engine" and num_steps > 0 and driver.num_in_flight == 1
-        with pytest.raises(ZeroDivisionError):
-            await driver.call(lambda core: 1 // 0)
-        assert len(tokens_of(await collect(stream))) > 0 and driver.healthy
-
-    run(make_engine(tokenizer), scenario)
+    assert await driver.call(work) == ("foretoken-engine", 0)  # idle
+    stream = driver.generate([7, 8, 9], LONG, request_id="r")
+    await anext(stream)
+    name, num_steps = await driver.call(work)
+    assert name == "foretoken-engine" and num_steps > 0 and driver.num_in_flight == 1
+    with pytest.raises(ZeroDivisionError):
+        await driver.call(lambda core: 1 // 0)
+    assert len(tokens_of(await collect(stream))) > 0 and driver.healthy
 
 
-def test_who_waits_for_work_hears_of_the_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = make_engine(tokenizer)
+@played
+async def test_who_waits_for_work_hears_of_the_end(engine: Any, driver: AsyncEngine) -> None:
     slowed(engine, 0.1)
+    stream = driver.generate([7, 8, 9], LONG, request_id="r")
+    await anext(stream)
 
-    async def scenario(driver: AsyncEngine) -> None:
-        stream = driver.generate([7, 8, 9], LONG, request_id="r")
-        await anext(stream)
+    def dies(core: EngineCore) -> None:
+        raise SystemExit  # nothing a caller's work should do
 
-        def dies(core: EngineCore) -> None:
-            raise SystemExit  # nothing a caller's work should do
-
-        waiting = [asyncio.ensure_future(driver.call(work)) for work in (dies, lambda core: None)]
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(result) for result in results] == [EngineDead, EngineDead]
-        with pytest.raises(EngineDead):
-            await driver.call(lambda core: None)
-        stream.close()
-
-    run(engine, scenario)
+    waiting = [asyncio.ensure_future(driver.call(work)) for work in (dies, lambda core: None)]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [EngineDead, EngineDead]
+    with pytest.raises(EngineDead):
+        await driver.call(lambda core: None)
+    stream.close()
 
 
-def test_stopping_closes_the_core_once(tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = make_engine(tokenizer)
+def test_stopping_closes_the_core_once(engine: Any) -> None:
     closings: list[str] = []
     engine.core.close = lambda: closings.append(threading.current_thread().name)
 

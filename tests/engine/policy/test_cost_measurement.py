@@ -1,7 +1,5 @@
 """What is measured at start is what steps take, in the time there is, and nothing of it is seen afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,7 +103,7 @@ def measured(engine: Engine, monkeypatch: pytest.MonkeyPatch, slow: Slow, *propo
 
 
 def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     figures = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 2e-3, 3e-4, 2e-5))
     assert set(figures.target) <= set(LADDER) and {1, 2, 4, 8, 16, 32, 64} <= set(figures.target)
     seconds = list(figures.target.values())
@@ -117,7 +115,7 @@ def test_the_targets_times_are_found(tiny_target: Path, monkeypatch: pytest.Monk
 @native_only
 def test_passes_alone_are_measured_where_they_are_short(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_measurement, "PASSES_S", 10.0)  # enough for all of them, however slow the machine is
-    engine = start(tiny_target, adaptive=False, executor="native", block_size=16)
+    engine = start(tiny_target, executor="native", block_size=16)
     passes = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 2e-3, 1e-4)).passes
     assert passes is not None and {1, 2, 4, 8} <= set(passes) <= set(LADDER) and max(passes) <= 64
     assert 2.1e-3 <= passes[1] and 0.5e-3 <= passes[8] - passes[1] <= 2e-3, "7 tokens of 0.1 ms each"
@@ -130,7 +128,7 @@ def test_tokens_that_are_measured_differ(tiny_target: Path, monkeypatch: pytest.
     """A network with experts reads few of them for one token many times. Natively passes alone are measured first, else steps only."""
     if executor == "native" and native.availability().isa is None:
         pytest.skip(native.availability().reason)
-    engine = start(tiny_target, adaptive=False, executor=executor, block_size=16)
+    engine = start(tiny_target, executor=executor, block_size=16)
     run, different = engine.core.runner.executor.run, dict[int, int]()
 
     def noted(batch: RaggedBatch, *others: Any) -> ForwardOutput:
@@ -144,7 +142,7 @@ def test_tokens_that_are_measured_differ(tiny_target: Path, monkeypatch: pytest.
 
 
 def test_a_slow_network_has_few_rungs_and_a_slower_one_two(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     slow = Slow(engine.core.runner.executor, 0.02, 1e-3)
     figures = measured(engine, monkeypatch, slow, budget_s=1.0)
     assert {1, 4} <= set(figures.target) and len(figures.target) < 12
@@ -168,7 +166,7 @@ def test_what_is_prepared_in_the_first_step_of_a_shape_is_no_part_of_its_time(ti
             return super().run(*args, **kwargs)
 
     shapes: set[tuple[int, int]] = set()
-    engine = start(tiny_target, adaptive=False, max_num_batched_tokens=16)
+    engine = start(tiny_target, max_num_batched_tokens=16)
     figures = measured(engine, monkeypatch, Preparing(engine.core.runner.executor, 2e-3), budget_s=1.0)
     assert {1, 2, 4, 8, 16} <= set(figures.target) and 0.35 * len(figures.target) > 1.0
     assert max(figures.target.values()) < 0.1
@@ -184,13 +182,13 @@ def test_a_drafters_preparation_is_no_part_of_its_time(tiny_target: Path, monkey
                 time.sleep(0.4)
             return super().propose(context)
 
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     figures = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.0), Preparing(), budget_s=1.0)
     assert figures.draft is not None and max(figures.draft["sleeper"].values()) < 0.2
 
 
 def test_each_proposers_times_are_found_by_depth_and_rows(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     sleeper = Sleeper()
     figures = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.0), sleeper)
     assert figures.draft is not None
@@ -202,14 +200,14 @@ def test_each_proposers_times_are_found_by_depth_and_rows(tiny_target: Path, mon
 
 
 def test_a_broken_proposer_has_no_times_and_harms_nobody(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     figures = measured(engine, monkeypatch, Slow(engine.core.runner.executor, 0.0), Sleeper(dies=True), Sleeper())
     assert figures.draft is not None and figures.draft["sleeper"] and figures.target[1] > 0
 
 
 @pytest.mark.parametrize(("blocks", "max_num_seqs"), [(1, 1), (3, 1), (9, 6)])
 def test_small_caches(tiny_target: Path, blocks: int, max_num_seqs: int) -> None:
-    engine = start(tiny_target, adaptive=False, blocks=blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=24)
+    engine = start(tiny_target, blocks=blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=24)
     figures = measure(cores_of(engine), [], TEXT, 0.5)
     if blocks == 1:
         assert figures is None or set(figures.target) == {1}
@@ -220,13 +218,13 @@ def test_small_caches(tiny_target: Path, blocks: int, max_num_seqs: int) -> None
 @pytest.mark.parametrize("tokens", [2, 8])
 def test_a_token_budget_below_a_block(tiny_target: Path, tokens: int) -> None:
     """The text that steps stand behind is then read in several of them."""
-    engine = start(tiny_target, adaptive=False, block_size=16, max_num_seqs=2, max_num_batched_tokens=tokens)
+    engine = start(tiny_target, block_size=16, max_num_seqs=2, max_num_batched_tokens=tokens)
     figures = measure(cores_of(engine), [Sleeper()], TEXT, 0.5)
     assert figures is None or (1 in figures.target and max(figures.target) <= tokens)
 
 
 def test_steps_have_the_shape_that_was_told(tiny_target: Path) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     core = cores_of(engine)(ProposerSet([Filler()]))
     steps = ShapedSteps(core, TEXT * 40, lambda: None)
     for num_rows, context, depths in ((1, 4, [3]), (3, 4, [2, 0, 5]), (1, 40, [6]), (3, 40, [1, 1, 1])):
@@ -242,7 +240,7 @@ def test_steps_have_the_shape_that_was_told(tiny_target: Path) -> None:
 
 
 def test_a_lengthened_text_is_in_the_cache_and_can_be_read(tiny_target: Path) -> None:
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     for tensor in (*engine.core.runner.kv.k, *engine.core.runner.kv.v):  # type: ignore[attr-defined]
         tensor.fill_(float("nan"))
     core = cores_of(engine)(ProposerSet([Filler()]))
@@ -318,6 +316,6 @@ def test_torch_draws_as_if_nothing_had_been_measured(tiny_target: Path) -> None:
     torch.manual_seed(5)
     before = torch.rand(3)
     torch.manual_seed(5)
-    engine = start(tiny_target, adaptive=False)
+    engine = start(tiny_target)
     measure(cores_of(replace(engine)), [], TEXT, 0.2)
     assert torch.equal(torch.rand(3), before)
