@@ -218,18 +218,22 @@ def exaone_attention(d: DecoderBuilder) -> Block:
 def hy_v3(d: DecoderBuilder) -> Program:
     """Hunyuan 3 (Tencent 2026): a norm over each head of q and k; experts behind the first layers."""
     d.refuse("layer_types", "sliding_window")
-    rope, bias, mlp_bias = d.rope(), d.flag("attention_bias"), d.flag("mlp_bias")
-    settings = "num_experts", "num_shared_experts"
-
-    def attention(i: int, x: str) -> str:
-        return d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias)
+    mlp_bias = d.flag("mlp_bias")
 
     def mlp(i: int, x: str) -> str:
-        if d.config["mlp_layer_types"][i] != "sparse":
-            return d.mlp(i, x, mlp_bias)
-        return experts_and_shared(d, i, x, settings, "router_scaling_factor", "router.gate", "expert_bias", "shared_mlp", mlp_bias)
+        return hunyuan_3_experts(d, i, x) if d.config["mlp_layer_types"][i] == "sparse" else d.mlp(i, x, mlp_bias)
 
-    return d.finish(pre_norm(d, d.embed(), attention, mlp))
+    return d.finish(pre_norm(d, d.embed(), hunyuan_3_attention(d), mlp))
+
+
+def hunyuan_3_attention(d: DecoderBuilder) -> Block:
+    rope, bias = d.rope(), d.flag("attention_bias")
+    return lambda i, x: d.attend(i, d.qkv(i, x, bias), rope, head_norms=True, bias=bias)
+
+
+def hunyuan_3_experts(d: DecoderBuilder, i: int, x: str) -> str:
+    names, bias = ("router_scaling_factor", "router.gate", "expert_bias", "shared_mlp"), d.flag("mlp_bias")
+    return experts_and_shared(d, i, x, ("num_experts", "num_shared_experts"), *names, bias)
 
 
 def afmoe(d: DecoderBuilder) -> Program:

@@ -133,7 +133,12 @@ def falcon_h1(d: RecurrentBuilder) -> Program:
 
 
 def nemotron_h(d: RecurrentBuilder) -> Program:
-    """Nemotron-H (NVIDIA 2025) and Nemotron 3: each layer is a state space, attention without rotation, an MLP or experts."""
+    """Nemotron-H (NVIDIA 2025) and Nemotron 3."""
+    return d.finish(only_mixers(d, d.embed(), nemotron_mixer(d)))
+
+
+def nemotron_mixer(d: RecurrentBuilder) -> Block:
+    """A state space, attention without rotation, an MLP or experts."""
     d.refuse("use_bias", "mlp_bias", "sliding_window")
     if d.config["mlp_hidden_act"] != "relu2" or d.config["mamba_hidden_act"] != "silu":
         raise UnsupportedModel(f"activations {d.config['mlp_hidden_act']!r} and {d.config['mamba_hidden_act']!r}")
@@ -142,7 +147,7 @@ def nemotron_h(d: RecurrentBuilder) -> Program:
     d.config |= {f"mamba_{own}": d.config[other] for own, other in names.items()}
     d.config |= {"mamba_n_groups": d.config["n_groups"], "mamba_conv_bias": d.config["use_conv_bias"], "hidden_act": "silu"}
     d.config["time_step_limit"] = (d.config["time_step_min"], math.inf)
-    kinds, x = d.config["layers_block_type"], d.embed()
+    kinds = d.config["layers_block_type"]
 
     def mixer(i: int, x: str) -> str:
         match kinds[i]:
@@ -157,9 +162,14 @@ def nemotron_h(d: RecurrentBuilder) -> Program:
             case kind:
                 raise UnsupportedModel(f"layers of type {kind!r}")
 
+    return mixer
+
+
+def only_mixers(d: DecoderBuilder, x: str, mixer: Block) -> str:
+    """Layers of one part each."""
     for i in range(d.num_layers):
         x = d.add(x, mixer(i, d.norm(f"{layer(i)}.norm", x)), hidden(i + 1))
-    return d.finish(x)
+    return x
 
 
 def squared_experts(d: RecurrentBuilder, name: str, x: str) -> str:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from ..kernels.decoder_builder import layer
 from ..kernels.fuse import fuse
-from ..kernels.layout import FINAL, Executor
+from ..kernels.layout import FINAL
 from ..kernels.program import Program
 from . import assistant
 from .config import MtpConfig
@@ -24,11 +24,13 @@ from .features import Features
 from .guessing import ChainGuesser, Drawing, Network, unchanged
 from .learned import LearnedProposer
 from .loading import LoadedProposer, Opening, Resources, TargetView
-from .mtp_checkpoint import ERNIE, GATED, NUMBERED, MtpModule, find_module
+from .mtp_checkpoint import ERNIE, EXAONE, GATED, NEMOTRON, NUMBERED, MtpModule, find_module
 from .mtp_program import (
     draft_program,
     ernie_draft_program,
+    exaone_draft_program,
     gated_draft_program,
+    nemotron_draft_program,
     numbered_draft_program,
     published,
     published_by_ernie,
@@ -46,15 +48,9 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
     if assistant.is_one(folder):
         return assistant.load(folder, config, resources)
     module = find_module(folder, target)
-    if module.kind in ("MiMo", "speculators"):
-        executor = _dense(module, config, resources)
-    elif module.kind in GATED.values():
-        executor = _gated(module, config, resources)
-    elif module.kind == "ERNIE-4.5":
-        program = fuse(ernie_draft_program(_layer_config(module, target, (ERNIE,)), target))
-        executor = resources.bind(program, _weights(module, program, published_by_ernie), config.quantization)
-    else:
-        executor = _numbered(module, config, resources)
+    program, published = _network(module, target)
+    program = fuse(program)
+    executor = resources.bind(program, _weights(module, program, published), config.quantization)
     num_tokens = config.num_speculative_tokens or module.checkpoint.num_speculative_tokens or module.num_modules
 
     def open(opening: Opening) -> LearnedProposer:
@@ -75,18 +71,28 @@ def load(config: MtpConfig, resources: Resources) -> LoadedProposer:
     )
 
 
-def _dense(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    hf_config = _layer_config(module, resources.target, _DENSE)
-    program = fuse(draft_program(hf_config, resources.target, module.has, module.reads_state_first))
-    return resources.bind(program, _weights(module, program, published), config.quantization)
+def _network(module: MtpModule, target: TargetView) -> tuple[Program, Callable[[str], str]]:
+    """Its program, and what the module calls a weight."""
+    match module.kind:
+        case "MiMo" | "speculators":
+            hf_config = _layer_config(module, target, _DENSE)
+            return draft_program(hf_config, target, module.has, module.reads_state_first), published
+        case "Qwen3-Next" | "Qwen3.5" | "K-EXAONE":
+            return _gated(module, target)
+        case "ERNIE-4.5":
+            return ernie_draft_program(_layer_config(module, target, (ERNIE,)), target), published_by_ernie
+        case "Nemotron 3":
+            return nemotron_draft_program(_layer_config(module, target, (NEMOTRON,)), target), published_with_layer
+        case _:
+            return numbered_draft_program(_layer_config(module, target, tuple(NUMBERED)), target), published
 
 
-def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    if resources.target.config.get("mtp_use_dedicated_embeddings"):
+def _gated(module: MtpModule, target: TargetView) -> tuple[Program, Callable[[str], str]]:
+    if target.config.get("mtp_use_dedicated_embeddings"):
         raise SpeculativeConfigError(
             f"the MTP layer in {module.checkpoint.folder} has embeddings of its own (mtp_use_dedicated_embeddings), which is not supported"
         )
-    hf_config = _layer_config(module, resources.target, tuple(GATED))
+    hf_config = _layer_config(module, target, tuple(GATED))
 
     def of_speculators(name: str) -> str:
         """Its first folders have the family's own names."""
@@ -94,13 +100,9 @@ def _gated(module: MtpModule, config: MtpConfig, resources: Resources) -> Execut
         return own if module.has(own) else published(name)
 
     named = of_speculators if module.is_of_speculators else published_with_layer
-    program = fuse(gated_draft_program(hf_config, resources.target, module.has(named(f"{layer(0)}.mlp.gate.weight"))))
-    return resources.bind(program, _weights(module, program, named), config.quantization)
-
-
-def _numbered(module: MtpModule, config: MtpConfig, resources: Resources) -> Executor:
-    program = fuse(numbered_draft_program(_layer_config(module, resources.target, tuple(NUMBERED)), resources.target))
-    return resources.bind(program, _weights(module, program, published), config.quantization)
+    if module.kind == "K-EXAONE":
+        return exaone_draft_program(hf_config, target), named
+    return gated_draft_program(hf_config, target, module.has(named(f"{layer(0)}.mlp.gate.weight"))), named
 
 
 def _weights(module: MtpModule, program: Program, published: Callable[[str], str]) -> dict[str, Tensor]:
@@ -125,7 +127,13 @@ def _layer_config(module: MtpModule, target: TargetView, types: tuple[str, ...])
         raise SpeculativeConfigError(f"{folder} has an MTP layer of model type {model_type!r}, but only {', '.join(types)} can be run")
     given.pop("mlp_layer_types", None)  # of the target's layers
     kinds = given.pop("layer_types", None) or ["full_attention"]
-    kinds = kinds[-1:] if model_type in _DENSE else ["full_attention"]
+    if model_type == NEMOTRON:
+        given.pop("layers_block_type", None)
+        kinds = given["mtp_layers_block_type"]
+    elif model_type == EXAONE:
+        kinds = (given.get("mtp_layer_types") or kinds)[:1]
+    else:
+        kinds = kinds[-1:] if model_type in _DENSE else ["full_attention"]
     hf_config = config_of(model_type, {**given, "num_hidden_layers": 1, "layer_types": kinds}, folder)
     if hf_config.hidden_size != target.hidden_size:
         raise SpeculativeConfigError(

@@ -19,23 +19,37 @@ from .config_entry import SpeculativeConfigError
 from .detection import nested, read_config, tensor_shapes
 from .loading import TargetView
 
-Kind = Literal["MiMo", "speculators", "DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Qwen3-Next", "Qwen3.5", "ERNIE-4.5"]
+_Numbered = Literal["DeepSeek-V3", "GLM-4 MoE", "GLM-4.7-Flash", "Hunyuan 3"]
+Kind = Literal["MiMo", "speculators", _Numbered, "Qwen3-Next", "Qwen3.5", "K-EXAONE", "ERNIE-4.5", "Nemotron 3"]
 
-NUMBERED: dict[str, Kind] = {"deepseek_v3": "DeepSeek-V3", "glm4_moe": "GLM-4 MoE", "glm4_moe_lite": "GLM-4.7-Flash"}
+NUMBERED: dict[str, Kind] = {
+    "deepseek_v3": "DeepSeek-V3",
+    "glm4_moe": "GLM-4 MoE",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "hy_v3": "Hunyuan 3",
+}
 """Model types whose modules are numbered as if they were further layers, and hold one of the target's own with experts."""
-GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5"}
+EXAONE = "exaone_moe"
+GATED: dict[str, Kind] = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5", "qwen3_5_moe_text": "Qwen3.5", EXAONE: "K-EXAONE"}
 """Model types whose modules share all but their layers, which are the target's own with attention."""
 ERNIE = "ernie4_5_moe"
+NEMOTRON = "nemotron_h"
 SPECULATORS = "mtp_layers."
 """What `speculators` puts before a module's number, whichever family it is of."""
 _ANNOUNCEMENTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _SHARED_BY_GATED = ("mtp.fc.", "mtp.pre_fc_norm_")
+_OWN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(GATED, _SHARED_BY_GATED),
+    ERNIE: ("model.mtp_block.0.",),
+    NEMOTRON: ("mtp.layers.0.eh_proj.",),
+}
+"""What begins the names of tensors that only a module of this model type's has."""
 # Families whose modules are known, and why their guesses cannot be had.
 _NOT_AVAILABLE = {
     "model.mtp_block.": "ERNIE-4.5",
     "model.mtp.layers.": "MiMo-V2 or LongCat",
     "model.mtp.": "LongCat, Inkling or another family",
-    "mtp.": "Nemotron-H, EXAONE or another family",
+    "mtp.": "EXAONE 4.5 or another family",
 }
 
 
@@ -78,8 +92,7 @@ def brings_module(folder: Path, model_type: str) -> bool:
     names = tensor_shapes(folder)
     if model_type in NUMBERED:
         return bool(draft_layer_names(names))
-    own = ("model.mtp_layers.0.", *(_SHARED_BY_GATED if model_type in GATED else ("model.mtp_block.0.",) if model_type == ERNIE else ()))
-    return any(name.startswith(own) for name in names)
+    return any(name.startswith(("model.mtp_layers.0.", *_OWN.get(model_type, ()))) for name in names)
 
 
 def find_module(folder: Path, target: TargetView) -> MtpModule:
@@ -87,11 +100,11 @@ def find_module(folder: Path, target: TargetView) -> MtpModule:
     names = set(tensor_shapes(folder))
     kind, stem, first = _family(names, folder, target)
     numbers = {int(match[1]) for name in names if (match := re.match(re.escape(stem) + r"(\d+)\.", name))}
-    num_modules = sum(number >= first for number in numbers)
+    num_modules = 1 if kind == "Nemotron 3" else sum(number >= first for number in numbers)  # its one has several layers
     prefix = {"mtp.layers.": "mtp.", "model.mtp_block.": "model.mtp_"}.get(stem, f"{stem}{first}.")
     checkpoint = Checkpoint(folder, _tensors(folder, prefix))
     # Copies of what the target has, trained with it as one: only the target's are kept.
-    checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight")))
+    checkpoint.ignore(*(prefix + copied for copied in ("embed_tokens.weight", "shared_head.head.weight", "shared_head.weight")))
     if kind in GATED.values():
         checkpoint.ignore(*(name for name in checkpoint.names if name.startswith(stem) and not name.startswith(f"{stem}{first}.")))
     return MtpModule(kind, prefix, num_modules, checkpoint)
@@ -106,7 +119,8 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
     shares = any(name.startswith(_SHARED_BY_GATED) for name in names)
     if (shares or of_layer in GATED) and model_type not in GATED:
         raise SpeculativeConfigError(
-            f"{folder} has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a {model_type!r}"
+            f"{folder} has the MTP layer of a Qwen3-Next, Qwen3.5 or K-EXAONE, which guesses for these alone, "
+            f"and the target is a {model_type!r}"
         )
     if any(name.startswith(f"{SPECULATORS}0.") for name in names):
         return GATED.get(str(of_layer), "speculators"), SPECULATORS, 0
@@ -118,8 +132,8 @@ def _family(names: set[str], folder: Path, target: TargetView) -> tuple[Kind, st
         return NUMBERED[model_type], "model.layers.", first
     if shares:
         return GATED[str(model_type)], "mtp.layers.", 0
-    if model_type == ERNIE and any(name.startswith("model.mtp_block.0.") for name in names):
-        return "ERNIE-4.5", "model.mtp_block.", 0
+    if any(name.startswith(_OWN.get(str(model_type), ())) for name in names):
+        return ("ERNIE-4.5", "model.mtp_block.", 0) if model_type == ERNIE else ("Nemotron 3", "mtp.layers.", 0)
     for prefix, family in _NOT_AVAILABLE.items():
         if any(name.startswith(prefix) for name in names):
             raise SpeculativeConfigError(f"{folder} has MTP layers as {family} has them ({prefix}*): known, but not available")

@@ -1,5 +1,5 @@
-"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next,
-ERNIE 4.5's, and those that DeepSeek and GLM publish as one more layer.
+"""The network of an MTP module as a program: MiMo's, those that `speculators` writes in its form, Qwen's since Qwen3-Next, K-EXAONE's,
+ERNIE 4.5's, Nemotron 3's, and those that DeepSeek, GLM and Hunyuan 3 publish as one more layer.
 
 Knows no tensors.
 """
@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from transformers import PretrainedConfig
 
-from ..kernels.decoder_builder import DecoderBuilder, hidden, layer
-from ..kernels.expert_families import experts_and_one_shared, experts_and_shared, glm_attention
+from ..kernels.decoder_builder import DecoderBuilder, layer
+from ..kernels.expert_families import (
+    exaone_attention,
+    experts_and_one_shared,
+    experts_and_shared,
+    glm_attention,
+    hunyuan_3_attention,
+    hunyuan_3_experts,
+)
 from ..kernels.latent_attention import latent_attention
+from ..kernels.layer_order import Block, pre_norm
 from ..kernels.layout import FINAL
 from ..kernels.program import Program
-from ..kernels.recurrent_families import gated_attention
+from ..kernels.recurrent_builder import RecurrentBuilder
+from ..kernels.recurrent_families import gated_attention, nemotron_mixer, only_mixers
+from ..kernels.rope import UnsupportedModel
 from ..kernels.turned_pairs import qkv_of_pairs
 from .guessing import FEATURE
 from .loading import TargetView
 
+_OF_GATED = "pre_fc_norm_hidden", "pre_fc_norm_embedding", "fc", "norm"
+_OF_NUMBERED = "hnorm", "enorm", "eh_proj"
 _OF_SPECULATORS = {
     "fc": "input_proj",
     "pre_fc_norm_hidden": "hidden_layernorm",
@@ -39,15 +52,13 @@ def draft_program(hf_config: PretrainedConfig, target: TargetView, has: Callable
     d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
     rope = d.rope(partial=True)
     window = d.window() if "sliding_attention" in (d.config.get("layer_types") or ()) else None
-    state = d.norm("hidden_layernorm", d.input(FEATURE, d.hidden_size))
-    token = d.norm("token_layernorm", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
-    pair = (state, token) if state_first else (token, state)
-    read = d.linear("input_proj", d.concat(pair, "pair"), d.hidden_size)
-    qkv = d.qkv(0, d.norm(f"{layer(0)}.input_layernorm", read), has("self_attn.q_proj.bias"))
     head_norms, bias = has("self_attn.q_norm.weight"), has("self_attn.o_proj.bias")
-    x = d.add(read, d.attend(0, qkv, rope, window, head_norms=head_norms, bias=bias), f"{layer(0)}.middle")
-    x = d.add(x, d.mlp(0, d.norm(f"{layer(0)}.post_attention_layernorm", x), has("mlp.gate_proj.bias")), hidden(1))
-    return _guessing(d, d.norm("final_layernorm", x), (read, x), target)
+
+    def attention(i: int, x: str) -> str:
+        return d.attend(i, d.qkv(i, x, has("self_attn.q_proj.bias")), rope, window, head_norms=head_norms, bias=bias)
+
+    names = "hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm"
+    return _program(d, target, names, _layer(d, attention, lambda i, x: d.mlp(i, x, has("mlp.gate_proj.bias"))), state_first)
 
 
 def gated_draft_program(hf_config: PretrainedConfig, target: TargetView, has_experts: bool) -> Program:
@@ -59,30 +70,28 @@ def gated_draft_program(hf_config: PretrainedConfig, target: TargetView, has_exp
     d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
     d.norms_add_one = True
     rope = d.rope(partial=True)
-    state = d.norm("pre_fc_norm_hidden", d.input(FEATURE, d.hidden_size))
-    token = d.norm("pre_fc_norm_embedding", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
-    read = d.linear("fc", d.concat((token, state), "pair"), d.hidden_size)
-    attended = gated_attention(d, 0, d.norm(f"{layer(0)}.input_layernorm", read), rope)
-    x = d.add(read, attended, f"{layer(0)}.middle")
-    normed = d.norm(f"{layer(0)}.post_attention_layernorm", x)
-    x = d.add(x, experts_and_one_shared(d, 0, normed) if has_experts else d.mlp(0, normed), hidden(1))
-    return _guessing(d, d.norm("norm", x), (read, x), target)
+    mlp = partial(experts_and_one_shared, d) if has_experts else d.mlp
+    return _program(d, target, _OF_GATED, _layer(d, lambda i, x: gated_attention(d, i, x, rope), mlp))
+
+
+def exaone_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
+    """The same around a layer of K-EXAONE's that has no experts, with norms as they are stored (LG AI Research 2026)."""
+    d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
+    d.config["sliding_window"] = d.windows()[0]  # it rotates, even if it does not slide
+    return _program(d, target, _OF_GATED, _layer(d, exaone_attention(d), d.mlp))
 
 
 def numbered_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
     """o = layer(eh_proj([enorm(E); hnorm(f)])), scores = the target's head of shared_head.norm(o).
 
     (DeepSeek-AI 2024, section 2.2, with the halves in the order that the published weights want; GLM-4.5: GLM team 2025.) The layer is
-    one of the target's that have experts. hf_config: of the one layer.
+    one of the target's that have experts. Hunyuan 3 (Tencent 2026) calls the last norm otherwise. hf_config: of the one layer.
     """
     d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
+    if hf_config.model_type == "hy_v3":
+        return _program(d, target, (*_OF_NUMBERED, "final_layernorm"), _layer(d, hunyuan_3_attention(d), partial(hunyuan_3_experts, d)))
     attention = latent_attention(d, d.flag("rope_interleave")) if "kv_lora_rank" in d.config else glm_attention(d)
-    state = d.norm("hnorm", d.input(FEATURE, d.hidden_size))
-    token = d.norm("enorm", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
-    read = d.linear("eh_proj", d.concat((token, state), "pair"), d.hidden_size)
-    x = d.add(read, attention(0, d.norm(f"{layer(0)}.input_layernorm", read)), f"{layer(0)}.middle")
-    x = d.add(x, experts_and_shared(d, 0, d.norm(f"{layer(0)}.post_attention_layernorm", x)), hidden(1))
-    return _guessing(d, d.norm("shared_head.norm", x), (read, x), target)
+    return _program(d, target, (*_OF_NUMBERED, "shared_head.norm"), _layer(d, attention, partial(experts_and_shared, d)))
 
 
 def ernie_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
@@ -93,13 +102,21 @@ def ernie_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Prog
     d = DecoderBuilder(hf_config, target.max_model_len, torch.float32)
     d.refuse("use_bias")
     rope = d.rope()
-    state = d.norm("hidden_norm.0", d.input(FEATURE, d.hidden_size))
-    token = d.norm("emb_norm.0", d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
-    read = d.linear("linear_proj.0", d.concat((token, state), "pair"), d.hidden_size)
-    qkv = qkv_of_pairs(d, 0, d.norm(f"{layer(0)}.input_layernorm", read), rope)
-    x = d.add(read, d.attend(0, qkv, rope), f"{layer(0)}.middle")
-    x = d.add(x, d.mlp(0, d.norm(f"{layer(0)}.post_attention_layernorm", x)), hidden(1))
-    return _guessing(d, x, (read, x), target)
+    names = "hidden_norm.0", "emb_norm.0", "linear_proj.0", ""
+    return _program(d, target, names, _layer(d, lambda i, x: d.attend(i, qkv_of_pairs(d, i, x, rope), rope), d.mlp))
+
+
+def nemotron_draft_program(hf_config: PretrainedConfig, target: TargetView) -> Program:
+    """Hunyuan 3's form around layers of the target's, each of which is one part (Nemotron 3: NVIDIA 2025).
+
+    hf_config: of these layers.
+    """
+    d = RecurrentBuilder(hf_config, target.max_model_len, torch.float32)
+    if "linear_attention" in d.config["layers_block_type"]:
+        raise UnsupportedModel("an MTP layer with a state space")
+    mixer, last = nemotron_mixer(d), f"{layer(d.num_layers - 1)}.final_layernorm"
+    names = *(f"{layer(0)}.{name}" for name in _OF_NUMBERED), last
+    return _program(d, target, names, lambda read: only_mixers(d, read, mixer))
 
 
 def published(name: str) -> str:
@@ -122,11 +139,26 @@ def published_with_layer(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def _guessing(d: DecoderBuilder, final: str, boundaries: tuple[str, str], target: TargetView) -> Program:
-    """What is behind the last norm goes through the target's head, and is the state that the next guess reads."""
+def _layer(d: DecoderBuilder, attention: Block, mlp: Block) -> Callable[[str], str]:
+    return lambda read: pre_norm(d, read, attention, mlp)
+
+
+def _program(
+    d: DecoderBuilder, target: TargetView, names: tuple[str, ...], layers: Callable[[str], str], state_first: bool = False
+) -> Program:
+    """What is behind the last norm goes through the target's head, and is the state that the next guess reads.
+
+    names: of the state's norm, the embedding's, the projection of both, and the last norm, "" = none.
+    """
+    of_state, of_token, projection, last = names
+    state = d.norm(of_state, d.input(FEATURE, d.hidden_size))
+    token = d.norm(of_token, d.embed(target.embed_scale, target.embedding, target.vocab_size, "embedded"))
+    read = d.linear(projection, d.concat((state, token) if state_first else (token, state), "pair"), d.hidden_size)
+    x = layers(read)
+    final = d.norm(last, x) if last else x
     return replace(
         d.program(final, d.logits(final, target.head, target.vocab_size, target.logits_scale, target.logits_softcap)),
-        boundaries=boundaries,
+        boundaries=(read, x),
         recurrent=(FEATURE, FINAL),
         shared=frozenset((target.embedding, target.head)),
     )

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from mtp_checkpoints import MtpTarget, edit, write
+from mtp_checkpoints import CONFIGS, GATED, MtpTarget, edit, write
 from quantised_checkpoints import quantise
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foretoken.kernels.rope import UnsupportedModel
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.detection import detect_method
 from foretoken.proposers.mtp_checkpoint import find_module
 
-FOREIGN = "has the MTP layer of a Qwen3-Next or Qwen3.5, which guesses for these alone, and the target is a 'qwen2'"
+FOREIGN = "has the MTP layer of a Qwen3-Next, Qwen3.5 or K-EXAONE, which guesses for these alone, and the target is a 'qwen2'"
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -32,7 +33,7 @@ def without(part: str) -> Change:
     return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek", "glm", "glm_flash", "ernie", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", [*CONFIGS, *GATED])
 def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
     first, second = target.load().found
@@ -42,6 +43,9 @@ def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
         "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
         "glm_flash": ("GLM-4.7-Flash, 1 module (model.layers.2.*)", "[embedding; state]"),
         "ernie": ("ERNIE-4.5, 1 module (model.mtp_*)", "[embedding; state]"),
+        "hunyuan": ("Hunyuan 3, 1 module (model.layers.2.*)", "[embedding; state]"),
+        "exaone": ("K-EXAONE, 1 module (mtp.*)", "[embedding; state]"),
+        "nemotron": ("Nemotron 3, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_next": ("Qwen3-Next, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
         "qwen3_5_moe": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
@@ -136,6 +140,7 @@ def test_a_quantised_layer_guesses_as_the_same_numbers_in_plain(tmp_path: Path, 
     [
         ("ernie", "mtp_emb_norm.0"),
         ("ernie", "mtp_block.0.mlp.up_proj"),
+        ("hunyuan", "layers.2.final_layernorm"),
         ("deepseek", "layers.2.mlp.experts.3.up_proj"),
         ("deepseek", "layers.2.self_attn.q_b_proj"),
         ("deepseek", "layers.2.self_attn.kv_b_proj"),
@@ -227,7 +232,14 @@ def test_a_gated_layer_in_a_folder_of_its_own(tmp_path: Path, name: str, names: 
     assert_guesses_as_the_layer_does(target, moved(target, tmp_path / "own", names, {} if "mtp." in names.values() else config))
 
 
-@pytest.mark.parametrize("name", ["deepseek", "glm", "glm_flash"])
+def test_a_state_space_that_guesses_is_refused(tmp_path: Path) -> None:
+    target = write("nemotron", tmp_path / "nemotron")
+    target.hf_config.mtp_layers_block_type = ["linear_attention", "moe"]
+    with pytest.raises(UnsupportedModel, match="MTP layer with a state space"):
+        target.load()
+
+
+@pytest.mark.parametrize("name", ["deepseek", "glm", "glm_flash", "hunyuan"])
 def test_a_numbered_layer_exported_alone(tmp_path: Path, name: str) -> None:
     """SGLang's NextN folders number it anew."""
     target = write(name, tmp_path / name)

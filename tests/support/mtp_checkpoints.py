@@ -20,15 +20,6 @@ from target_views import a_view
 from tiny_models import save_tokenizer
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
-from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import (
-    Ernie4_5_MoeDecoderLayer,
-    Ernie4_5_MoeRMSNorm,
-    Ernie4_5_MoeRotaryEmbedding,
-)
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm, Qwen3_5TextRotaryEmbedding
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, Qwen3_5MoeTextRotaryEmbedding
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm, Qwen3NextRotaryEmbedding
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
@@ -98,8 +89,25 @@ def _glm() -> Any:
 
 
 def _ernie() -> Any:
-    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1, "num_nextn_predict_layers": 1}
-    return transformers.Ernie4_5_MoeConfig(**_SIZES, **experts, num_key_value_heads=2)  # pyright: ignore[reportArgumentType]
+    experts: dict[str, Any] = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "num_nextn_predict_layers": 1}
+    return transformers.Ernie4_5_MoeConfig(**_SIZES, **experts, num_key_value_heads=2, moe_layer_start_index=1, moe_layer_end_index=1)
+
+
+def _hunyuan() -> Any:
+    heads: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}
+    return transformers.HYV3Config(**_SIZES, **_EXPERTS, **heads, num_experts=4, router_scaling_factor=1.5)
+
+
+def _exaone() -> Any:
+    kinds: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+    return transformers.ExaoneMoeConfig(**_SIZES, **_EXPERTS, **kinds, num_experts=4, num_key_value_heads=2)
+
+
+def _nemotron() -> Any:
+    space: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
+    experts = {"moe_shared_expert_intermediate_size": 24, "moe_latent_size": 24, "routed_scaling_factor": 1.5, "num_key_value_heads": 2}
+    space |= {"layer_types": ["linear_attention", "full_attention", "moe"], "layer_norm_epsilon": 1e-3, "head_dim": 16}
+    return transformers.NemotronHConfig(**_SIZES, **_EXPERTS, **space, **experts)
 
 
 def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
@@ -121,17 +129,35 @@ def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
 
 _SHARED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
-CONFIGS: dict[str, Callable[[], Any]] = {"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash, "ernie": _ernie}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    **{"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash, "ernie": _ernie},
+    **{"hunyuan": _hunyuan, "exaone": _exaone, "nemotron": _nemotron},
+}
 GATED: dict[str, Callable[[], Any]] = {
     "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
     "qwen3_5": _gated(transformers.Qwen3_5TextConfig),
     "qwen3_5_moe": _gated(transformers.Qwen3_5MoeTextConfig, **_SHARED),
 }
-_LAYERS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {  # layer, norm, rotary table
-    "qwen3_next": (Qwen3NextDecoderLayer, Qwen3NextRMSNorm, Qwen3NextRotaryEmbedding),
-    "qwen3_5": (Qwen3_5DecoderLayer, Qwen3_5RMSNorm, Qwen3_5TextRotaryEmbedding),
-    "qwen3_5_moe": (Qwen3_5MoeDecoderLayer, Qwen3_5MoeRMSNorm, Qwen3_5MoeTextRotaryEmbedding),
+_JOINING = ("enorm", "hnorm", "eh_proj")
+_NUMBERED = ({"model.layers.2.": 1}, [f"model.layers.2.{part}" for part in (*_JOINING, "shared_head.norm")])
+_GATED = ({"mtp.layers.0.": 1}, [f"mtp.{part}" for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")])
+_MODULES: dict[str, tuple[dict[str, int], Sequence[str]]] = {
+    **dict.fromkeys(GATED, _GATED),
+    "mimo": (
+        {"model.mtp_layers.0.": 0},
+        [f"model.mtp_layers.0.{part}" for part in ("hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm")],
+    ),
+    "ernie": ({"model.mtp_block.0.": 0}, [*(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")), ""]),
+    "hunyuan": ({"model.layers.2.": 1}, [f"model.layers.2.{part}" for part in (*_JOINING, "final_layernorm")]),
+    "exaone": ({"mtp.layers.0.": 0}, _GATED[1]),
+    "nemotron": (
+        {"mtp.layers.0.": 1, "mtp.layers.1.": 2},
+        [*(f"mtp.layers.0.{part}" for part in _JOINING), "mtp.layers.1.final_layernorm"],
+    ),
+    **{"deepseek": _NUMBERED, "glm": _NUMBERED, "glm_flash": _NUMBERED},
 }
+"""What begins the names of a module's layers, and which of the target's each is like; then both norms before the projection in its
+order, that, and the last norm or ""."""
 
 
 @dataclass
@@ -187,22 +213,27 @@ def write(name: str, folder: Path) -> MtpTarget:
         model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
         model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    if name in GATED:
-        layers = _gated_layer(name, hf_config, fused=name != "qwen3_next")
-    else:
-        layers = {"mimo": _mimo_layer, "ernie": _ernie_layer}.get(name, lambda config: _layer_behind(config, tensors))(hf_config)
+    places, around = _MODULES[name]
+    stem = next(key for key in tensors if ".layers." in key).partition("layers.")[0] + "layers."
+    shapes = {f"{part}.weight": (HIDDEN,) for part in around if part} | {f"{around[2]}.weight": (HIDDEN, 2 * HIDDEN)}
+    for place, like in places.items():
+        like = f"{stem}{like}."
+        shapes |= {place + key.removeprefix(like): tuple(tensor.shape) for key, tensor in tensors.items() if key.startswith(like)}
+    layers = {key: _random(shape, key) for key, shape in shapes.items()}
+    if name == "qwen3_5_moe":  # its experts are published in two tensors
+        block = "mtp.layers.0.mlp.experts."
+        parts = [[layers.pop(f"{block}{i}.{part}_proj.weight") for part in ("gate", "up", "down")] for i in range(4)]
+        layers[f"{block}gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in parts])
+        layers[f"{block}down_proj"] = torch.stack([down for *_, down in parts])
+    if "model.layers.2." in places:
+        layers["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        layers["model.layers.2.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     save_file({**{k: v.clone() for k, v in tensors.items()}, **layers}, folder / "model.safetensors", {"format": "pt"})
     save_tokenizer(folder)
-    if name in GATED:
-        after = _gated_reference(name, hf_config, layers, model)
-    elif name == "ernie":
-        hf_config._attn_implementation = "eager"
-        layer = Ernie4_5_MoeDecoderLayer(hf_config, 0).eval()
-        layer.load_state_dict({key: layers[f"model.mtp_block.0.{key}"] for key in layer.state_dict()})
-        names = "model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "model.mtp_linear_proj.0", ""
-        after = _scores(hf_config, model, layer, Ernie4_5_MoeRotaryEmbedding(hf_config), Ernie4_5_MoeRMSNorm, layers, names)
+    if name in ("deepseek", "glm", "glm_flash"):
+        after = _transformers_reference(model, folder)
     else:
-        after = _mimo_reference(hf_config, layers, model) if name == "mimo" else _transformers_reference(model, folder)
+        after = _written_out(name, hf_config, {**tensors, **layers}, model, stem)
     return MtpTarget(name, folder, hf_config, after, tensors["lm_head.weight"])
 
 
@@ -224,97 +255,41 @@ def _random(shape: tuple[int, ...], name: str) -> Tensor:
     return 1 + 0.3 * noise if "norm" in name else noise * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
 
 
-def _mimo_layer(hf_config: Any) -> dict[str, Tensor]:
-    shapes = {name: tuple(tensor.shape) for name, tensor in Qwen2DecoderLayer(hf_config, 0).state_dict().items()}
-    norms = {f"{norm}.weight": (HIDDEN,) for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
-    shapes |= norms | {"input_proj.weight": (HIDDEN, 2 * HIDDEN)}
-    return {f"model.mtp_layers.0.{name}": _random(shape, name) for name, shape in shapes.items()}
+def _written_out(name: str, hf_config: Any, weights: Mapping[str, Tensor], model: Any, stem: str) -> Scores:
+    """Over layers of transformers, which reads them as if they were the target's next ones. stem: before a layer's number."""
+    places, (*norms, projection, last) = _MODULES[name]
+    config, count = copy.deepcopy(hf_config), int(hf_config.num_hidden_layers)
+    for setting in ("layer_types", "mlp_layer_types"):
+        if kinds := getattr(config, setting, None):
+            setattr(config, setting, [*kinds, *(kinds[like] for like in places.values())])
+    config.num_hidden_layers = count + len(places)
+    for i, place in enumerate(places):
+        weights = {**weights, **{key.replace(place, f"{stem}{count + i}."): weights[key] for key in weights if key.startswith(place)}}
+    longer, info = type(model).from_pretrained(
+        None, config=config, state_dict={**weights}, attn_implementation="eager", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    layers = longer.eval().model.layers[count:]
+    norm_class = next(type(part) for part_name, part in layers.named_modules() if part_name.endswith("norm"))
+    rotary = getattr(longer.model, "rotary_emb", lambda *_: None)
 
-
-def _ernie_layer(hf_config: Any) -> dict[str, Tensor]:
-    shapes = {f"block.0.{name}": tuple(tensor.shape) for name, tensor in Ernie4_5_MoeDecoderLayer(hf_config, 0).state_dict().items()}
-    shapes |= {"emb_norm.0.weight": (HIDDEN,), "hidden_norm.0.weight": (HIDDEN,), "linear_proj.0.weight": (HIDDEN, 2 * HIDDEN)}
-    return {f"model.mtp_{name}": _random(shape, name) for name, shape in shapes.items()}
-
-
-def _gated_layer(name: str, hf_config: Any, fused: bool) -> dict[str, Tensor]:
-    """As Qwen publishes it. fused: experts are in two tensors, as Qwen3.5's, or in a tensor each, as Qwen3-Next's."""
-    shapes = {key: tuple(tensor.shape) for key, tensor in _LAYERS[name][0](_one_layer(hf_config), 0).state_dict().items()}
-    layer = {f"mtp.layers.0.{key}": _random(shape, key) for key, shape in shapes.items()}
-    if not fused:
-        block = "mtp.layers.0.mlp.experts."
-        for expert, (both, down) in enumerate(zip(layer.pop(f"{block}gate_up_proj"), layer.pop(f"{block}down_proj"), strict=True)):
-            gate, up = both.chunk(2)
-            parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
-            layer |= {f"{block}{expert}.{part}.weight": tensor.clone() for part, tensor in parts.items()}
-    norms = {f"mtp.{norm}.weight": (HIDDEN,) for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
-    return layer | {key: _random(shape, key) for key, shape in (norms | {"mtp.fc.weight": (HIDDEN, 2 * HIDDEN)}).items()}
-
-
-def _one_layer(hf_config: Any) -> Any:
-    one = copy.deepcopy(hf_config)
-    one.layer_types, one._attn_implementation = ["full_attention"], "eager"
-    return one
-
-
-def _layer_behind(hf_config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As DeepSeek and GLM publish it: a layer like the last one, the parts that join two states, and copies of embedding and head."""
-    count = int(hf_config.num_hidden_layers)
-    last, prefix = f"model.layers.{count - 1}.", f"model.layers.{count}."
-    shapes = {name.removeprefix(last): tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(last)}
-    assert any(name.startswith("mlp.experts.0.") for name in shapes), "experts are saved one by one"
-    shapes |= {f"{norm}.weight": (HIDDEN,) for norm in ("enorm", "hnorm", "shared_head.norm")}
-    shapes["eh_proj.weight"] = (HIDDEN, 2 * HIDDEN)
-    layer = {prefix + name: _random(shape, name) for name, shape in shapes.items()}
-    layer[prefix + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    layer[prefix + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    return layer
-
-
-def _scores(
-    hf_config: Any, model: Any, layer: Any, rotary: Any, norm_class: Any, weights: Mapping[str, Tensor], names: Sequence[str]
-) -> Scores:
-    """Written out over a layer of transformers. names: of both norms before the projection in its order, of that, the last norm's or ""."""
-    *norms, projection, last = names
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        module = norm_class(HIDDEN, eps=hf_config.rms_norm_eps)
-        module.load_state_dict({"weight": weights[f"{name}.weight"]})
+    def norm(part: str, x: Tensor) -> Tensor:
+        module = norm_class(HIDDEN, eps=_SIZES["rms_norm_eps"])
+        module.load_state_dict({"weight": weights[f"{part}.weight"]})
         return module(x)
 
     def after(tokens: Sequence[int], states: Tensor) -> Tensor:
         embedded = model.get_input_embeddings()(torch.tensor(list(tokens)))
-        pair = torch.cat([norm(name, states if "hidden" in name else embedded) for name in norms], -1)
+        pair = torch.cat([norm(part, states if "hidden" in part or "hnorm" in part else embedded) for part in norms], -1)
         x = (pair @ weights[f"{projection}.weight"].T)[None]
         positions = torch.arange(1, len(tokens) + 1)[None]
-        mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
-        output = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
-        return norm(last, output[0]) if last else output[0]
+        unseen = torch.full((len(tokens), len(tokens)), -torch.inf)
+        mask = (unseen.triu(1) + unseen.tril(-(getattr(hf_config, "sliding_window", None) or MAX_MODEL_LEN)))[None, None]
+        for layer in layers:
+            x = layer(x, attention_mask=mask, position_ids=positions, position_embeddings=rotary(x, positions))
+        return norm(last, x[0]) if last else x[0]
 
     return after
-
-
-def _mimo_reference(hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
-    weights = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in layers.items()}
-    hf_config._attn_implementation = "eager"
-    layer = Qwen2DecoderLayer(hf_config, 0).eval()
-    layer.load_state_dict({name: weights[name] for name in layer.state_dict()})
-    names = "hidden_layernorm", "token_layernorm", "input_proj", "final_layernorm"
-    return _scores(hf_config, model, layer, Qwen2RotaryEmbedding(hf_config), Qwen2RMSNorm, weights, names)
-
-
-def _gated_reference(name: str, hf_config: Any, layers: Mapping[str, Tensor], model: Any) -> Scores:
-    layer_class, norm_class, rotary_class = _LAYERS[name]
-    layer = layer_class(_one_layer(hf_config), 0).eval()
-    weights = {key.removeprefix("mtp."): tensor for key, tensor in layers.items()}
-    own = {key.removeprefix("layers.0."): tensor for key, tensor in weights.items() if key.startswith("layers.0.")}
-    if "mlp.experts.0.up_proj.weight" in own:
-        parts = [[own[f"mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")] for expert in range(4)]
-        own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in parts])
-        own["mlp.experts.down_proj"] = torch.stack([down for *_, down in parts])
-    layer.load_state_dict({key: own[key] for key in layer.state_dict()})
-    names = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"
-    return _scores(hf_config, model, layer, rotary_class(hf_config), norm_class, weights, names)
 
 
 def _transformers_reference(model: Any, folder: Path) -> Scores:
