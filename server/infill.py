@@ -12,7 +12,7 @@ _MARKS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code, Mellum
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM, as Zed asks it; no card of these says it
 )
 # Those that read the text behind the gap first, and go on from the other.
 _SUFFIX_FIRST = (

@@ -1,4 +1,4 @@
-"""`suffix` of /v1/completions: the prompt as the models' cards write it."""
+"""`suffix` of /v1/completions: the prompt in the order in which each family was taught it."""
 
 from __future__ import annotations
 
