@@ -1,7 +1,5 @@
 """Builds the native executor, where there is a compiler for it; everything else about the package is in pyproject.toml."""
 
-from __future__ import annotations
-
 import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

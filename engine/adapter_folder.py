@@ -3,8 +3,6 @@
 Everything that can be wrong with one is told in a sentence. Only safetensors are read; knows no slot and no request.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

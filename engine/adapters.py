@@ -3,8 +3,6 @@
 Belongs to who makes the requests; slots are written by the engine's thread, between two steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 

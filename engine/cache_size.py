@@ -1,7 +1,5 @@
 """How many blocks the KV cache gets: from the settings, from what could ever be used, and from the memory that is free."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

@@ -1,7 +1,5 @@
 """A conversation as chat templates take it: turns in OpenAI's shape, and the same words for templates that refuse them so."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence

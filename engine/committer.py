@@ -1,7 +1,5 @@
 """The only place where requests grow: accepted tokens in, stop rules applied, cache committed, deltas out."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Settings of the engine, one frozen object per owner. "auto" values are settled once, by the owner that can know."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Adaptive where costs are known and the configuration does not want fixed k. Never reads a clock: durations come with `observe`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

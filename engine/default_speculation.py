@@ -1,7 +1,5 @@
 """How an engine speculates where nobody says so, and how it is told to people what it does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..proposers.config import DraftModelConfig, MtpConfig, NgramCacheConfig, NgramConfig, OrthrusConfig, SpeculativeConfig

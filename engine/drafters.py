@@ -3,8 +3,6 @@
 Knows no method. One object for one boot: networks are loaded, then caches are allocated once, then proposers are opened.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Rendered when Prometheus asks, from one EngineStats; nothing is counted here. La
 the configured proposers, the reasons not to speculate, depths in a draft; and there are the names of the adapters in use.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

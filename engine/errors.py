@@ -1,7 +1,5 @@
 """Everything that can go wrong for a caller, as one tree. server/app.py turns it into HTTP with one table."""
 
-from __future__ import annotations
-
 
 class ForetokenError(Exception):
     """Base of all errors that a caller can act on. The message says what to change."""

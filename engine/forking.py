@@ -1,7 +1,5 @@
 """Processes that are forked while an engine is there, as multiprocessing does on Linux before Python 3.14. Knows nothing of engines."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from functools import cache

@@ -4,8 +4,6 @@ Owns what differs between those dialects and llguidance's own reader of GBNF, wh
 escaped in a literal, nor a dash in a set, nor alternatives that begin a line, nor a rule `start`, and whose `.` is no newline.
 """
 
-from __future__ import annotations
-
 import re
 
 from llguidance.gbnf_to_lark import gbnf_to_lark

@@ -3,8 +3,6 @@
 Owns the sum and the refusal when it does not come out. Knows no cache layout and no block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

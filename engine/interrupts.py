@@ -1,7 +1,5 @@
 """Ctrl-C and alarms where nothing may be left half done. Knows nothing of engines."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ What is said stays the same, or becomes narrower where the library is too kind: 
 61st second, which no client's date type reads.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `LLM.get_metrics` returns: the engine's metrics in the shapes that vLLM's scripts read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric as Family

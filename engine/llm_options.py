@@ -1,7 +1,5 @@
 """The keyword arguments of `LLM(...)`, in vLLM's names, as an EngineConfig. Knows no engine."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

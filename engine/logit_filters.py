@@ -4,8 +4,6 @@ The readable form of the rules, and the one that runs where the native sampler d
 and among equals by their id, the lowest first. Scores are float32; masses are float32 exponentials added up in float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Whoever switches one of these on is told so in every response.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

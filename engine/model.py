@@ -4,8 +4,6 @@ Everything that can be wrong with a folder is found before the weights are loade
 Weights come from safetensors only, and no code from a model's folder is ever run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

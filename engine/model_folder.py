@@ -3,8 +3,6 @@
 What is wrong with the files is told in one sentence, before anything is loaded. Imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Knows the configuration and the program, no tensors and no requests.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Whose request it is: what it says of its turn among others, and of whom it may share a cache and answers with."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From a grant and what was guessed for it to the row that runs: guesses that are no tokens, or not legal, are left out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..kernels.layout import MAX_TREE_TOKENS

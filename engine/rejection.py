@@ -5,8 +5,6 @@ guesses [K]; coins [K] independent and uniform in [0, 1). Comparisons are strict
 Both rules emit exactly p, whatever q is, if each guess was drawn from its row of q.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

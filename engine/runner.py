@@ -1,7 +1,5 @@
 """Turns a step plan into a ragged batch and runs the target on it. Knows no queue and no sampling rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import field
 

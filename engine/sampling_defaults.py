@@ -1,7 +1,5 @@
 """How tokens are chosen where a request does not say: what the model's publisher recommends, and who serves it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

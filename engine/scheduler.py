@@ -4,8 +4,6 @@ First come, first served inside a priority. The token budget is spent in this or
 the share kept for drafts, then prompt chunks. Guesses take free blocks only and never push anyone out.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

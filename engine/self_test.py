@@ -4,8 +4,6 @@ A checkpoint that is read wrongly, or belongs to another target, never crashes a
 badly. So its acceptance is shown at start. Runs the real step over the real networks, with books of its own.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 For measuring only. Knows no clock; what is measured, and how often, is up to the caller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count

@@ -1,7 +1,5 @@
 """Finds stop strings in a text that grows, at a cost that depends on nothing but the text. Knows no tokens."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

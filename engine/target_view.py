@@ -1,7 +1,5 @@
 """What drafters may know of the target: its sizes, and the names and scales of its embedding and head, which they share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

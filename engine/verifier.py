@@ -10,8 +10,6 @@ whatever the parameters, in trees too.
 What is lossy stands in lossy.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

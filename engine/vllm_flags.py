@@ -1,7 +1,5 @@
 """Flags of vLLM 0.5 to 0.33 that mean nothing here, by how many values they take. The server's command line and `LLM` ignore them."""
 
-from __future__ import annotations
-
 SWITCHES = frozenset(
     """
     --aggregate-engine-logging --allow-credentials --async-scheduling --calculate-kv-scales --data-parallel-external-lb

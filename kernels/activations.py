@@ -1,7 +1,5 @@
 """The functions between two products, in torch: what a program's names of them mean. Knows no op."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ it does in a loop. So all numbers are written by two calls, and where a batch is
 that memory stay as well.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field

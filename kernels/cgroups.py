@@ -1,7 +1,5 @@
 """The control groups that this process runs in, as folders: where the system keeps limits of memory and processor time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -4,8 +4,6 @@ Reads configurations only. The network classes of transformers, which take secon
 program of its own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import transformers

@@ -3,8 +3,6 @@
 What a family looks like stands in families.py. Knows no tensors and no executor.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

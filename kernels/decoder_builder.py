@@ -3,8 +3,6 @@
 Buffers are named after the weight that made them, so that a program reads like its checkpoint. Knows no family.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

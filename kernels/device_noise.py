@@ -3,8 +3,6 @@
 Gives the same values as noise.py (32-bit arithmetic in 64-bit integers); that one is quicker on a CPU.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """How a network is to be run: number formats, settled once and passed whole to what loads it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

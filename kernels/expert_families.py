@@ -1,7 +1,5 @@
 """Decoder families with experts whose layers all have attention. What is said of families.py holds here."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .decoder_builder import DecoderBuilder, layer

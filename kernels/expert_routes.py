@@ -1,7 +1,5 @@
 """Which experts a row has, in torch: the reference of native/expert_routes.cpp and triton/expert_routes.py."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -6,8 +6,6 @@ experts in expert_families.py, those with a state in recurrent_families.py,
 those with latent attention in latent_families.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .decoder_builder import DecoderBuilder, hidden, layer

@@ -3,8 +3,6 @@
 Weights in program.shared are another network's: they are not counted.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import chain

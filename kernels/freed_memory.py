@@ -1,7 +1,5 @@
 """What becomes of memory that is freed, while many large tensors are each made once and dropped."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager

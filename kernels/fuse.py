@@ -1,7 +1,5 @@
 """Speed-ups as transformations of a finished program: each takes one and returns an equivalent one with fewer ops."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from .ops import Activation, Add, Attention, GatedDelta, Linear, Op

@@ -3,8 +3,6 @@
 Beside the embedding each layer may have one of its own (E2B, E4B), and beside its MLP experts (26B-A4B); 12B has neither.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .decoder_builder import DecoderBuilder, hidden, layer

@@ -1,7 +1,5 @@
 """Texts that grow, where native code can read them, and which of them end with tokens that they had before."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from array import array

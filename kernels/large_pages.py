@@ -1,7 +1,5 @@
 """Memory in large pages, where the system has them."""
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
 

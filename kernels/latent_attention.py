@@ -5,8 +5,6 @@ are halves of one weight. Here K_h goes to the other side of the product, q . (K
 so nothing but c is kept of a place, or read.
 """
 
-from __future__ import annotations
-
 import math
 
 from .decoder_builder import DecoderBuilder, layer

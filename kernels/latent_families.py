@@ -1,7 +1,5 @@
 """Decoder families with latent attention. What is said of families.py holds here."""
 
-from __future__ import annotations
-
 from .decoder_builder import DecoderBuilder
 from .expert_families import dense_first, experts_and_shared, is_dense
 from .latent_attention import latent_attention

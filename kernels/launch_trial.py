@@ -3,8 +3,6 @@
 Nobody is served sooner by a mistake, so early ones have to give the same bits as well, in every one of many passes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

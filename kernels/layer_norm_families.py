@@ -1,7 +1,5 @@
 """Decoder families whose norms subtract the mean (layer norms; Ba et al. 2016), written as those in families.py."""
 
-from __future__ import annotations
-
 from .decoder_builder import DecoderBuilder, layer
 from .layer_order import parallel, pre_norm
 from .program import Program

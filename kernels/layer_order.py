@@ -1,7 +1,5 @@
 """The order of a layer: where its norms stand, and what attention and the MLP read. Knows no family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .decoder_builder import DecoderBuilder, hidden, layer

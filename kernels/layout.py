@@ -3,8 +3,6 @@
 Knows nothing of requests, drafts or sampling. Everything that runs a network (an executor) speaks these types.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field

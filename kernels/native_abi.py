@@ -1,7 +1,5 @@
 """The structs of the native library's C ABI, field by field as in native/kernels.h and native/network.h."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p

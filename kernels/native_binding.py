@@ -3,8 +3,6 @@
 Owns what the ops point into, but for the factors of adapters, which are their bank's. Knows no batch and runs nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The cache of one network in the layout that the native executor reads. Owns its memory; knows no rows and no attention."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """The compiled part of the package, if there is one: finding it, what it can do here, its threads. Knows no networks."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.machinery

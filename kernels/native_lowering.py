@@ -3,8 +3,6 @@
 Plain data in, plain data out: knows no tensors, no library and no machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest

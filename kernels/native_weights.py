@@ -3,8 +3,6 @@
 Owns the packed memory. Knows no program: a weight is some matrices [out, in] side by side along their outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

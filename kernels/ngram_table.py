@@ -4,8 +4,6 @@ A run's key is folded from its last token backwards, so that the keys of all run
 ascending order, each at the place that its first bits say or soon behind it: a search ends at the first greater one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

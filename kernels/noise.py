@@ -27,8 +27,6 @@ Two rounds cost about what the inverse CDF costs and agree nearly as often as a 
 whole server. (Skipping ids whose noise cannot win is exact too, but 32-bit noise spans 26 nats: next to none are skipped.)
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 

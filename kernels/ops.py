@@ -1,7 +1,5 @@
 """The ops of a program: what each computes, from which buffers, with which weights. Plain data, and no network runs here."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

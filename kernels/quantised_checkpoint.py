@@ -3,8 +3,6 @@
 config.json names the method and the sizes that tensors do not tell; which weights are quantised is told by the tensors beside them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Results are float32 [out, in]. ValueError for shapes that do not fit together. Knows no names and no files.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 That nobody does is checked by the type checker. A dataclass that is frozen checks it at run time, and takes four times as long to make.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import TypeVar, dataclass_transform
 

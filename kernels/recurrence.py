@@ -1,7 +1,5 @@
 """Recurrent layers in torch: owns what `RowStates` means for them, whatever the network. Knows no weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Layers that keep a state of their sequence, as ops under checkpoint names: linear attention, state spaces, short convolutions."""
 
-from __future__ import annotations
-
 import math
 
 from .decoder_builder import DecoderBuilder, layer

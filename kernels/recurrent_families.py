@@ -1,7 +1,5 @@
 """Decoder families of which most layers keep a state of the sequence. What is said of families.py holds here."""
 
-from __future__ import annotations
-
 import math
 
 from .decoder_builder import DecoderBuilder, hidden, layer

@@ -1,7 +1,5 @@
 """Rotary frequencies of a Hugging Face config. The scaling rules are transformers' own; only the choice among them is here."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -1,7 +1,5 @@
 """Sines and cosines of a rotary table, and by what its queries grow, for every executor; and the rotation itself in torch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

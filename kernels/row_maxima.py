@@ -1,7 +1,5 @@
 """The greatest entry of each row, in torch."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -4,8 +4,6 @@ A network with recurrent layers keeps one state of a sequence where attention ke
 be shared block by block: a prefix is only found again where somebody kept the state behind it.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

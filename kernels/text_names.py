@@ -1,7 +1,5 @@
 """Names of the text model's tensors in checkpoints that can see or hear as well, or are older. Knows no tensors and no config."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 Knows no checkpoint. What ops mean is in torch_ops.py; on a GPU they are bound to Triton kernels where triton_steps.py has one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The cache of one network as torch tensors. Owns their memory layout; knows no rows and no attention."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

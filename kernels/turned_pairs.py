@@ -3,8 +3,6 @@
 The rows of each head are read in another order, in queries and keys alike: so their products are what they were.
 """
 
-from __future__ import annotations
-
 from .decoder_builder import DecoderBuilder, layer
 from .program import RowsOf
 

@@ -4,8 +4,6 @@ They go in a stream of their own. In the one that computes, an engine that copie
 several times as long as the numbers take. Knows nothing of what they are for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate

@@ -3,8 +3,6 @@
 Knows no executor: what "prepared" means is the business of those who put weights in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

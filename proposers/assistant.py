@@ -5,8 +5,6 @@ by the token and the state of the guess before. So an assistant has no cache, an
 `gemma4_assistant`, other servers frozen-KV MTP.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Knows no tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ Knows the layouts of z-lab (DFlash, DFlash 2), Tencent (DFlare), DeepSeek (DSpar
 SpecForge (Domino), UIUC (XPress), Meta (Muse Glimmer's assistant) and `speculators`. Knows no program.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

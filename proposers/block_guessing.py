@@ -4,8 +4,6 @@ A cache entry of the context is made of the target's states alone and never chan
 pass is over, and the next step's context is written over them. Knows passes, not where programs and weights come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """What the correction behind a block is made from: a checkpoint's tensors, and networks for its large products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

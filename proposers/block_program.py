@@ -4,8 +4,6 @@ Both write the same cache layers. Layers that follow one another and let a block
 stage, with programs of its own: a batch has one mask for all layers of a program. Knows no tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -3,8 +3,6 @@
 Knows no tensors. Nothing crashes if these are confused; guesses only get worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -3,8 +3,6 @@
 Places of a DFlash know nothing of each other's guesses, so what a path is worth is the product of what its tokens are worth each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from heapq import heappop, heappush

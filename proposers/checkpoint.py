@@ -3,8 +3,6 @@
 Only safetensors are read. Knows no method.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Keys and defaults are vLLM's. Knows what is a legal setting, not which methods can run: that is `load` in proposers/__init__.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

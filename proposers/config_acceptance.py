@@ -3,8 +3,6 @@
 Knows the keys of that choice and how vLLM's synthetic rates are meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Knows all key names and no method.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Mapping, Sequence

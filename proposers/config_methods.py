@@ -3,8 +3,6 @@
 Knows which keys a method has; what those of trees mean stands in config_trees.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

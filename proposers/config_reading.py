@@ -3,8 +3,6 @@
 Knows the names of the methods and what holds for all of them; the keys of each stand in config_methods.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A chain has no tree. `num_speculative_tokens` counts the nodes of a tree, the root left out.
 """
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

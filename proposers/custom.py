@@ -3,8 +3,6 @@
 `ChainProposer` is the short way to write one: it needs a single method. The long way is the interface in base.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

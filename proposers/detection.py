@@ -3,8 +3,6 @@
 Reads config.json and the headers of safetensors files, never weights. Of a hub id it knows the name only.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

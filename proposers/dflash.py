@@ -3,8 +3,6 @@
 Tells what a checkpoint is made of and binds its programs; block_guessing.py runs them. What stands behind the block has files of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Knows no tensors. What a checkpoint leaves out is as transformers has it for the model type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

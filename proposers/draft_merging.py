@@ -3,8 +3,6 @@
 Pure functions of drafts. Knows no proposer: who is asked, and what a fault costs him, is proposer_set.py's business.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

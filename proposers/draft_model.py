@@ -3,8 +3,6 @@
 Knows what makes a draft model fit a target. The network and its loading are given.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ..kernels.layout import Executor

@@ -4,8 +4,6 @@ A draft reads nothing but tokens that are known: its guesses go on from the stat
 taken back.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import OrderedDict

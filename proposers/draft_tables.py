@@ -3,8 +3,6 @@
 Owns the choice between the two. Knows no layers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Knows how a name is looked for, not what files call it: each kind of checkpoint has its own spellings.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 Owns the bookkeeping of a drafter's cache places. Knows no network and chooses no token.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

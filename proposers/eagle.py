@@ -3,8 +3,6 @@
 Tells what a checkpoint is made of, binds its programs and chooses how guesses come: a chain, a tree, or all in one pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Knows both layouts: EAGLE's own (also SpecForge's, SGLang's and NVIDIA's) and that of `speculators`. Knows no program.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Which parts there are is for the checkpoint to say (eagle_checkpoint.py). Knows no tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

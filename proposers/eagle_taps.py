@@ -3,8 +3,6 @@
 Boundary id k is the input of layer k: the output of layer k - 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 

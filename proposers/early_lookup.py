@@ -3,8 +3,6 @@
 When the step is over the host looks up as ever, and finds the same. Owns what is known on the device of each row's text.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping
 

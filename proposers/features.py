@@ -3,8 +3,6 @@
 Owns the buffers. Knows no network and not what the states are for.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Reads what github.com/AMD-AIG-AIMA/Gumiho writes: an EAGLE (eagle_checkpoint.py) of mostly two layers, and the heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

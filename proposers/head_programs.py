@@ -1,7 +1,5 @@
 """What heads on the target's states are made of, as programs: layers that add to what they read, and scores of what comes out."""
 
-from __future__ import annotations
-
 from ..kernels.ops import Activation, Add, ArgMax, GatherRows, Linear, Op, Scale, Softcap
 from ..kernels.program import Program, row_program
 from .draft_tables import Table

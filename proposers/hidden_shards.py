@@ -12,8 +12,6 @@ and as metadata: format, version, model, layers, dtype, and requests, the parts'
 Several processes may write into one folder, one after the other or at once. Knows no engine.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

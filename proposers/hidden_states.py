@@ -3,8 +3,6 @@
 Owns the states of running requests until they are written; hidden_shards.py knows the files.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Reads folders as github.com/zankner/Hydra writes them. In Hydra++ a decoder layer of their own goes over the target's states first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Owns that state of each request. Knows no heads: how they guess from states and last tokens is their own business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 Methods differ in the program, in what an entry is made of (`Pairing`) and in how guesses come (`Guesser`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ https://arxiv.org/abs/2402.02057. Owns each row's window and n-grams. Knows no n
 refused comes with the feedback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..kernels.started import to_lists

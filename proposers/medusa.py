@@ -3,8 +3,6 @@
 Owns the heads' networks and how their lists of tokens become a chain or a tree. What a folder holds: medusa_checkpoint.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

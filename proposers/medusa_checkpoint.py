@@ -3,8 +3,6 @@
 Heads are counted from the tensors, because published configs say 2 where the file has 5. Knows no program.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

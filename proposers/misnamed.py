@@ -1,7 +1,5 @@
 """A drafter's folder given to a method that cannot read it: what it holds, and which method does, if any."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

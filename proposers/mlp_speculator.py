@@ -4,8 +4,6 @@ Each position has weights of its own, or all share theirs. Arctic's sum_rnn is t
 has a cell besides: lstm_speculator.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

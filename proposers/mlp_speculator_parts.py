@@ -3,8 +3,6 @@
 IBM: Wertheimer et al. 2024. Arctic: "Fastest Speculative Decoding in vLLM with Arctic Inference and Arctic Training", Snowflake 2025.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

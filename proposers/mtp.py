@@ -3,8 +3,6 @@
 Reads the state that the target has behind its final norm beside each token; embedding and head are the target's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

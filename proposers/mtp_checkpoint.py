@@ -3,8 +3,6 @@
 Told by tensor names, because configs go on announcing modules that a conversion has left out. Knows no networks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ ERNIE 4.5's, Nemotron 3's, and those that DeepSeek, GLM and Hunyuan 3 publish as
 Knows no tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

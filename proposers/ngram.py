@@ -3,8 +3,6 @@
 Owns an n-gram index per request, extended by new tokens only, and one per corpus in use if there is a shared pool.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice

@@ -3,8 +3,6 @@
 Its table is read once and never changes; suffix decoding and pools are what learn while they serve.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..kernels.ngram_table import NgramTable

@@ -7,8 +7,6 @@ Of each length n from 1 to max_n, with E_n runs:
     chance.n   [E_n] float16, in (0, 1]: how likely it is to be the target's
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where each n-gram of a growing text occurred, for several n at once. Knows positions only, not what is done with them."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ https://arxiv.org/abs/2605.12825. The last known token and the masks behind it s
 weight is kept twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor

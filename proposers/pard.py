@@ -3,8 +3,6 @@
 Knows what a PARD checkpoint is. One pass reads what is new and the masks behind it; the masks' entries are overwritten next time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

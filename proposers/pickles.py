@@ -3,8 +3,6 @@
 Tensor by tensor, as they are: a head is no whole model, and what loads one would make up the tensors that it misses.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _IMPORTS = "import torch; from pathlib import Path; from safetensors.torch import save_file; "

@@ -3,8 +3,6 @@
 Owns the health of the proposers. Knows only the interface in base.py.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -3,8 +3,6 @@
 Owns the walk, along chains or down a tree, in which all rows take a step together. How a state goes on is a recurrence's own business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol

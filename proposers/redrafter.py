@@ -3,8 +3,6 @@
 Reads folders as github.com/apple/ml-recurrent-drafter writes them. All steps have the same weights, so a chain may be as long as one likes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 its own over a cache of its own. Greedy: what it guesses is text, of which the target's tokenizer makes certain guesses.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Guesses that mean nothing and cost nothing, for measuring: how many of them count as accepted is decided elsewhere."""
 
-from __future__ import annotations
-
 import torch
 
 from ..kernels.upload import upload

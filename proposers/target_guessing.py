@@ -3,8 +3,6 @@
 What the pass writes are uncommitted places, which the target's next pass writes over. Knows neither those weights nor those tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ..kernels.layout import Executor, KVTensors, RaggedBatch

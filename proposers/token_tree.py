@@ -1,7 +1,5 @@
 """A row's guesses as a tree of tokens in which nothing stands twice. Knows no proposer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -3,8 +3,6 @@
 Knows no checkpoint. Nodes are the likeliest tokens, never drawn: which of them the target chooses is the verifier's business.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

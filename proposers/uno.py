@@ -3,8 +3,6 @@
 The last known token goes without the adapter, which gives the target's own next token, and behind it noise tokens with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Adapters over HTTP: what is loaded, as llama.cpp lists it, and loading and unloading at run time, as vLLM and SGLang do."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any

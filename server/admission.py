@@ -3,8 +3,6 @@
 Two plain ASGI layers around the app, so that they hold for every route, known or not. They know nothing of what is asked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

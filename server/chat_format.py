@@ -4,8 +4,6 @@ The template is the model's, or one that the server was started with, and runs i
 override an argument of the rendering.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor

@@ -1,7 +1,5 @@
 """The `foretoken` command. Owns the commands' names; imports each command's module when it is called."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

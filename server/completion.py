@@ -3,8 +3,6 @@
 Owns finding the parsers and reading their flags; completion_scripts.py knows the shells.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

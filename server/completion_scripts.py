@@ -1,7 +1,5 @@
 """Completion scripts of bash, zsh and fish for a list of commands and their flags."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from shlex import quote

@@ -3,8 +3,6 @@
 Owns the clocks of a socket and what is said to bytes that are no HTTP. Knows no request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

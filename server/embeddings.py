@@ -1,7 +1,5 @@
 """POST /v1/embeddings: texts as vectors, which are the served model's own hidden states. Owns the shapes; the engine computes."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import Sequence

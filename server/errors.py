@@ -1,7 +1,5 @@
 """Errors as the client sees them: OpenAI's one shape, and the one table from the engine's errors to HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

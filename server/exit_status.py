@@ -1,7 +1,5 @@
 """How commands end: with a status of sysexits.h, so that a supervisor can tell a mistake from an accident, and one line that says why."""
 
-from __future__ import annotations
-
 import sys
 
 USAGE, DATA, UNAVAILABLE, SOFTWARE, CONFIG, INTERRUPTED = 2, 65, 69, 70, 78, 130

@@ -4,8 +4,6 @@ A field whose loss would change an answer is never lost in silence: it is read a
 output has are structured.py's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

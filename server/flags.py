@@ -3,8 +3,6 @@
 Owns the walk over a command line that takes those flags out. Knows no value of any flag of ours.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

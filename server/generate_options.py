@@ -1,7 +1,5 @@
 """The flags of `foretoken generate`: its own, and those of `serve` that say how the model runs."""
 
-from __future__ import annotations
-
 from .option_forms import count, share, temperature
 from .serve_parser import NETWORK, SECURITY, ServeParser
 from .terminal.colors import WHEN

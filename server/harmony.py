@@ -1,7 +1,5 @@
 """A reply in messages, as OpenAI's Harmony format has it: analysis is reasoning, the others are for the reader or call functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .tools.openai import CALL, CHANNEL, END, MAX_HEADER, MESSAGE, START, recipient

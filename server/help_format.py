@@ -1,7 +1,5 @@
 """How a command speaks of its flags: `--help` in two columns that fit the terminal, and mistakes in one line."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import shutil

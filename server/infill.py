@@ -1,7 +1,5 @@
 """Prompts of models that were taught to write what stands between two texts: fill in the middle (Bavarian et al. 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase

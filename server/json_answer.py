@@ -1,7 +1,5 @@
 """JSON as the body of an answer: every route's, whether it tells of success or not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic_core import to_json

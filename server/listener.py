@@ -1,7 +1,5 @@
 """The listening socket, opened before anything slow, so that a port in use is known within a second; and how many may come in by it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ipaddress

@@ -5,8 +5,6 @@ Label values come from closed sets, and adapters have names. The engine's own co
 its snapshot.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Owns the list of routes and the assembly: bodies come from openapi_requests.py, answers from openapi_answers.py. Knows no engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

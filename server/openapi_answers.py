@@ -3,8 +3,6 @@
 Owns the answers' shapes as clients may rely on them. The routes write them by hand; tests hold both together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

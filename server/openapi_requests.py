@@ -3,8 +3,6 @@
 Owns the table of shorthands and the table of ranges. The models are the truth; tests hold both tables to them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any

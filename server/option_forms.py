@@ -3,8 +3,6 @@
 argparse turns their ArgumentTypeError into "argument --port: ...".
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 Knows no flag (those are the parser's), no defaults (those stand in the config types) and no meaning of a value.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

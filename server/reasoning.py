@@ -3,8 +3,6 @@
 Knows the names that vLLM gives to these formats, and which of them a chat template speaks of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The one grammar of a reply: the reasoning that may come first, then calls of tools, or an answer of the form that was asked for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

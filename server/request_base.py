@@ -1,7 +1,5 @@
 """The two kinds of JSON objects in a request: OpenAI's, which may hold keys that nobody knows, and our own, which may not."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 

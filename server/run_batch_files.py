@@ -3,8 +3,6 @@
 OpenAI's formats. An answer's line is written whole in one call; a last line that was cut off is dropped when the file is opened again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The flags of `foretoken run-batch`: its own, and those of `serve` but for the network."""
 
-from __future__ import annotations
-
 from .option_forms import count
 from .serve_parser import NETWORK, SECURITY, ServeParser
 

@@ -4,8 +4,6 @@ Types and shapes are checked here, numeric ranges where they are owned (Sampling
 What other fields a body has is judged by extras.py; our own objects refuse them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal

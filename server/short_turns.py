@@ -4,8 +4,6 @@ While the engine computes, its threads want every core. A loop that wakes up for
 some milliseconds, before it even reads it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Answers of a running generation: one JSON body, or server-sent events. Either way a client that leaves ends the work."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence

@@ -4,8 +4,6 @@ OpenAI's response_format, vLLM's structured_outputs and its older guided_* field
 Knows no grammar: what is wrong inside a schema is told by the engine, under the name of the field that it came from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

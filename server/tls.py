@@ -1,7 +1,5 @@
 """What TLS is served with: the files that vLLM's --ssl flags name, as one context."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GET /tokenizer_info: what a client needs to know to tokenize as this server does. No file's path is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI

@@ -4,8 +4,6 @@ The thresholds are those that published guides give: an acceptance rate of 70 % 
 least half of a request's time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Speed depends on shapes alone, so nothing is downloaded. Knows no executor.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

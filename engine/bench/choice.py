@@ -3,8 +3,6 @@
 Knows figures only. A fixed k is judged as it would be served: switched off above the number of requests up to which it pays.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The engine around the network: whole generations through `LLM.generate`, measured as a script would see them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

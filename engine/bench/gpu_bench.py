@@ -1,7 +1,5 @@
 """What measuring the GPU path shares: the device, how much is asked of it, and the figures that come of it. Knows no case."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

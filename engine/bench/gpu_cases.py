@@ -4,8 +4,6 @@ A case makes what it needs, and its figures stand beside the bar that they are h
 of kernels and of networks alone; those of whole engines stand in gpu_engine_cases.py.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace

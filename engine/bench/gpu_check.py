@@ -4,8 +4,6 @@ Whatever fails is recorded and the rest goes on. Cases run in processes of their
 whole process: one that dies or takes too long costs its case, and the others go on in a fresh one.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

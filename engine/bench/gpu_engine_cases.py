@@ -1,7 +1,5 @@
 """What is measured of whole engines on a GPU: their steps, what guesses bring, many streams at once. Case by case, as in gpu_cases.py."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """A plugin of pytest: tells why a test failed as soon as it has. Whoever runs tests for a limited time may never see their summary."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .gpu_report import REASON

@@ -1,7 +1,5 @@
 """What a device does while work is handed to it, and how busy it is, by torch's profiler. Knows no engine and no figure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a run of `make gpu-check` found, as JSON and as a page: the bars first, then everything. Knows no device."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

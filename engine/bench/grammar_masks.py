@@ -5,8 +5,6 @@ trained here on made-up words, since no model of that size comes with the packag
 the machine does; nothing else of a step is in them.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Knows no network. The package brings a text of its own, written for this and seen by no model in training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The machine that figures were measured on, in words: without them no figure means anything."""
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass

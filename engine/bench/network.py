@@ -1,7 +1,5 @@
 """The network by itself: single passes of an executor over batches made by hand, with nothing of the engine around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

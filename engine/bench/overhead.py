@@ -1,7 +1,5 @@
 """What a step of the engine costs besides the forward pass, measured with a network that answers at once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

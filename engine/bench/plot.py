@@ -1,7 +1,5 @@
 """Results as one picture: what verifying costs, and how near decoding comes to the machine's limit. Needs matplotlib."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .measurement import LEVELS, NETWORK, PRECISIONS, Results

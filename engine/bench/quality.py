@@ -3,8 +3,6 @@
 Every format reads the same text and continues the same prompts. Loads networks and runs them; no requests are served.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

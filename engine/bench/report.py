@@ -1,7 +1,5 @@
 """What `bench kernels` found, as tables. Medians; the spreads are in the JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .checkpoints import SHAPES

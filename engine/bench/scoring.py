@@ -1,7 +1,5 @@
 """What a network makes of a text, without an engine: each token's loss, greedy answers, a draft's hits among them and their worth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

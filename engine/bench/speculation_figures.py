@@ -4,8 +4,6 @@ With mu accepted guesses a target pass, speculation commits mu + 1 tokens where 
 target's step without speculation, and the factors between mu + 1 and the speed-up multiply to exactly what was measured.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Speed-ups as one picture: a heat map of every setting by number of requests, and curves over k. Needs matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Figures of speculation as tables for the terminal and for Markdown, and the lines that people look for."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

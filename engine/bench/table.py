@@ -1,7 +1,5 @@
 """A table of Markdown, which is also what the terminal shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A row starts from its proposer's average and leaves it as evidence comes in; evi
 that a change in mid-request is followed. Knows no cost and takes no decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

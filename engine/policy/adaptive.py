@@ -4,8 +4,6 @@ Weighs what guesses are expected to bring (expectations.py) against what they co
 never change an output: only how soon it is there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...proposers.base import Draft

@@ -3,8 +3,6 @@
 Owns what a request allows, which never changes, and the latest answer. Estimates come from acceptance.py and costs.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Sums of seconds that fade with every step. Knows no row and takes no decision.
 """
 
-from __future__ import annotations
-
 BELIEF = 0.98  # fade of promises and of what became of them, with each step that had guesses
 FORGIVEN = 0.95  # of both, that stays when nobody guesses any more: things change
 MOST = 1.25  # that disappointment may ask for: what promises much more is worth another try

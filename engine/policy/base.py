@@ -3,8 +3,6 @@
 Owns the limits that the configuration and the requests set, which hold under either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

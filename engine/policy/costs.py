@@ -4,8 +4,6 @@ Measured once, then corrected by what real steps take. Knows no request; never r
 between starts is in cost_file.py, how they are measured in cost_measurement.py.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence

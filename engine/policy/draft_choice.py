@@ -3,8 +3,6 @@
 A pure function of expectations and costs. SmartSpec (arXiv 2406.14066) maximises the same ratio with one k for a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ...kernels.record import record

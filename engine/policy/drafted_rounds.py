@@ -4,8 +4,6 @@ Within a call a pass waits for nothing but the draft, and what happens between t
 there that would not in steps of one pass. Owns these costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

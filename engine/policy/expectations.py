@@ -3,8 +3,6 @@
 Owns the estimates of acceptance.py and the trust in drafters' own probabilities. Knows no cost and takes no decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...kernels.record import record

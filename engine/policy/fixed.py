@@ -1,7 +1,5 @@
 """Fixed k, as vLLM has it: every row may guess as much as its proposers make, below a number of running rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...proposers.base import Draft

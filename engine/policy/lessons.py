@@ -3,8 +3,6 @@
 Owns the steps that are not learnt from yet. The estimates are those of expectations.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from ...proposers.base import FORCED

@@ -4,8 +4,6 @@ Owns the allowance, a hundredth of the time; one row of a step has a probe at mo
 given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...kernels.record import record

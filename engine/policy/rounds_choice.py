@@ -4,8 +4,6 @@ Looking something up is free there, so the only question is how many guesses are
 rounds bring tokens, which other proposers have to beat, and how far a table is trusted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

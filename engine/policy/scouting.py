@@ -4,8 +4,6 @@ A decision that stands for some steps cannot know in which of them a text will r
 what such guesses promised and took; what they are expected to bring is in expectations.py.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

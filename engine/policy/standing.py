@@ -3,8 +3,6 @@
 Knows rows by their ids and answers by what they were; why they were given is the policy's business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from .base import Wish

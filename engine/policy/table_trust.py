@@ -3,8 +3,6 @@
 Knows no cost and takes no decision.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 FADE = 0.98  # of everybody's evidence with each step

@@ -3,8 +3,6 @@
 Scouts stand apart: what they find is decided in every step (scouting.py). What became of guesses is learnt elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .assignment import Assignment

@@ -4,8 +4,6 @@ Which check applies is told by the reference, the answer that the corpus has: wh
 says nothing of whether an answer is true.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

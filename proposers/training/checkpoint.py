@@ -1,7 +1,5 @@
 """A training state on disk: one safetensors file, tensors by number and everything else as JSON in its header. No pickle."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

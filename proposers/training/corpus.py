@@ -1,7 +1,5 @@
 """Training text on disk: folders of jsonl or jsonl.xz files, one record a line. Knows no tokens and no weights."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Iterator

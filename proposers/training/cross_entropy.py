@@ -4,8 +4,6 @@ Autograd would keep several [tokens, vocabulary] tensors. The gradient of a cros
 written down in the forward pass and only the gradients of hidden states and head are kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

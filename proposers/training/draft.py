@@ -1,7 +1,5 @@
 """A draft model in training: a small Llama that learns what the target said, and what else it might have said (distillation)."""
 
-from __future__ import annotations
-
 from transformers import LlamaForCausalLM
 
 from .cross_entropy import linear_cross_entropy

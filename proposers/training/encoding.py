@@ -1,7 +1,5 @@
 """Text and chats as packed documents: which tokens there are, and which of them an assistant says. Knows no files and no mixture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice

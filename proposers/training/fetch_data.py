@@ -4,8 +4,6 @@ The texts themselves are not part of this repository. Each corpus is one jsonl f
 of one published repository at one commit; the sum is that of the decompressed file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 from collections.abc import Iterator, Sequence

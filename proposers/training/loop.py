@@ -5,8 +5,6 @@ computed side by side, one thread each, and meet once a step: splitting every op
 each of them.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import time

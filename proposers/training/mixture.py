@@ -4,8 +4,6 @@ First mostly plain text, which teaches the language; then mostly chats, which te
 from next is decided by what has been given so far, so each keeps to its share throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -4,8 +4,6 @@ Everything in it is read from files: the recipe, what each training left behind 
 the weights' sizes. What is missing is left out. Knows no network.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

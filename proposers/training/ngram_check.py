@@ -1,7 +1,5 @@
 """How often an n-gram cache is right in answers that it was not counted in, and how sure it was. Counts nothing, writes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

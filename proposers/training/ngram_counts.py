@@ -8,8 +8,6 @@ A run is kept for what the table would say without it: by the longest shorter ru
 all costs of a guess. It is highest for who knows r, so it pays to say something else as well as to be less sure of the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

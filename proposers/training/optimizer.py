@@ -4,8 +4,6 @@ Muon (https://arxiv.org/abs/2502.16982) makes each matrix's step orthogonal, and
 Embeddings and heads are tables of rows, not maps between layers: they keep AdamW.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ are taken by themselves, in blocks of queries. The backward pass is written out 
 it needs; at these lengths that is twice as fast on a CPU as the fused kernels, which are built for long rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -4,8 +4,6 @@ A line of jsonl is {"text": "..."} or {"messages": [...], "tools": [...]} in Ope
 keys are left alone. Files of records that are called .json, as lines or as one array, are read as what they are. Knows no tokens.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -5,8 +5,6 @@ function that was asked for, do not go round in circles, and differ from one ano
 to do always what succeeds sometimes. Answers that do go round in circles show where one begins to (https://arxiv.org/abs/1908.04319).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

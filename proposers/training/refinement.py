@@ -4,8 +4,6 @@ Unlikelihood (https://arxiv.org/abs/1908.04319): a token to be unlearned costs -
 goes on saying things over and over, since what is likely after two rounds is a third.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM

@@ -1,7 +1,5 @@
 """Warm-up, stable, decay along a cosine: the learning rate as a function of how much of a training is done."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import cos, pi
 

@@ -1,7 +1,5 @@
 """A target in training: a Llama-shaped model from scratch that learns the text it reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

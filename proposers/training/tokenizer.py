@@ -1,7 +1,5 @@
 """The demo family's tokenizer: byte-level BPE with ChatML markers and a chat template. Any bytes round-trip."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

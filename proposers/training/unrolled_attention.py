@@ -6,8 +6,6 @@ https://arxiv.org/abs/2503.01840, appendix). Texts are packed: none sees another
 packed_attention.py, because the stored probabilities are all it needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

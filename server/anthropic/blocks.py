@@ -3,8 +3,6 @@
 Knows nothing of requests, and how bytes are sent.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

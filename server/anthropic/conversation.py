@@ -3,8 +3,6 @@
 Owns the shapes of the blocks. Text, thinking, calls of tools and their results are read; blocks of other kinds are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import groupby

@@ -3,8 +3,6 @@
 It rewrites the answers that are errors and repeats the request's label under the name that Anthropic's clients look for.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

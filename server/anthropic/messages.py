@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the same engine, templates and parsers as chat completions."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing

@@ -1,7 +1,5 @@
 """What POST /v1/messages may be asked, and the same request in the words of chat completions, which all that follows knows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """`foretoken bench compare`: the same requests to several OpenAI-compatible servers in turn, and ratios pair by pair."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

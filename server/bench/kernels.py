@@ -1,7 +1,5 @@
 """`foretoken bench kernels`: the machine's own limits, and how near the network, the engine and the server come to them."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

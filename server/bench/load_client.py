@@ -4,8 +4,6 @@ It speaks HTTP/1.1 over asyncio's own streams. A client that parses more costs t
 both run on one machine and 32 answers stream at once. One connection a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -1,7 +1,5 @@
 """`foretoken bench overhead`: what a step costs besides the forward pass. Owns the flags and what is printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Reads JSON, JSON lines (either may be gzipped) and plain text. Knows neither servers nor tokens.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

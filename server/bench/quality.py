@@ -1,7 +1,5 @@
 """`foretoken bench quality`: what narrow number formats cost. Owns the flags and the table; the measuring is engine/bench/quality.py."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`foretoken bench serve`: load any OpenAI-compatible server, and measure latency, throughput and accepted drafts."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

@@ -1,7 +1,5 @@
 """The files that `foretoken bench serve` writes: JSON, CSV and a picture."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

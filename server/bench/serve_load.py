@@ -3,8 +3,6 @@
 Knows no statistics: what is made of the times is for `serve_results`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

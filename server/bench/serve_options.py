@@ -1,7 +1,5 @@
 """The flags of `foretoken bench serve`: those of `vllm bench serve` where it has them, and what they come to."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

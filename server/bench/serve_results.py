@@ -1,7 +1,5 @@
 """What `foretoken bench serve` makes of a run's times: percentiles, rates and goodput, under the names of `vllm bench serve`."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Owns the flags and what is printed and written; the measuring is engine/bench/speculation.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The flags that `bench speculation` and `tune` share: what is measured, on which prompts, with which engine."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A family's folder holds the target and a folder for each trained method; every model has the methods without weights.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

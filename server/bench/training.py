@@ -3,8 +3,6 @@
 Both train the same shape on the same documents, in turn; what is said in them does not matter to the speed, so they are made up.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 Owns the kinds of work, the flags and what is printed; the measuring is engine/bench/workloads.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """An answer on its way: a generation read to its end, as one object or as events, and kept before the end is told."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Sequence

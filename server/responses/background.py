@@ -3,8 +3,6 @@
 Owns tasks and logs of events; bounded by the engine's queue (tasks) and by bytes (events). Knows no HTTP.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing

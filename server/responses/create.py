@@ -1,7 +1,5 @@
 """POST /v1/responses: a conversation put together, and its next answer begun, whole, streamed or in the background."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 

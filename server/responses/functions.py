@@ -3,8 +3,6 @@
 Owns their names: templates know no namespaces, so the model is told of `namespace.name`, and clients get the two apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

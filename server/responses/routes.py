@@ -1,7 +1,5 @@
 """The routes of /v1/responses: making a response, and what can be done with one that is kept or being written."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from typing import Any

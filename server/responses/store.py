@@ -4,8 +4,6 @@ Owns the tables, the bounds (number, bytes, time since last use) and whose respo
 its ids.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

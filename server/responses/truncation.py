@@ -1,7 +1,5 @@
 """What `truncation` makes of a conversation that is longer than the context."""
 
-from __future__ import annotations
-
 from ...engine.errors import ContextTooLong
 from ..chat import Chat, read_chat
 from ..schemas import ChatRequest

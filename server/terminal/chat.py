@@ -1,7 +1,5 @@
 """`foretoken chat`: a conversation in the terminal with any OpenAI-compatible server, each token in the colour of who said it."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

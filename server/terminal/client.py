@@ -1,7 +1,5 @@
 """What `foretoken chat` asks an OpenAI-compatible server, and what it makes of the answers. Knows no screen."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Iterator

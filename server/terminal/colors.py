@@ -3,8 +3,6 @@
 The colours are those of the page's stylesheet: legible on white and on black, and told apart by colour-blind people.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import TextIO

@@ -1,7 +1,5 @@
 """The commands of `foretoken chat`: lines that begin with a slash. Each changes the conversation or tells something."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The state of a `foretoken chat`: what was said, with which settings, and how both change. Knows no terminal and no server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a person types at the prompt of `foretoken chat`: lines with history and completion, and messages of several lines."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which piece of a streamed text is which token: servers cut streams by steps, not by tokens, and hold some text back."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The formats by the names that vLLM gives them, and which one a chat template speaks of."""
 
-from __future__ import annotations
-
 from .gemma import FunctionGemma, Gemma4
 from .json_list import Granite, Hermes, Hunyuan, Nemotron, Phi4Mini
 from .llama3_json import Llama3Json

@@ -3,8 +3,6 @@
 Gemma 4 writes the same with other tokens: <|tool_call>call:NAME{KEY:<|"|>text<|"|>}<tool_call|>.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Calls as JSON objects behind a marker, in a list or one behind the other: Hermes and Qwen, Granite, Phi-4-mini, Nemotron, Hunyuan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Values as programs write them: bare words and texts in quotes, in brackets. Qwen, Gemma and Pythonic formats have them in their calls."""
 
-from __future__ import annotations
-
 import ast
 import json
 import warnings

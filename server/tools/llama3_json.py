@@ -3,8 +3,6 @@
 Nothing else marks a call, so only a function on offer makes an object one: an answer in JSON stays an answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .parser import Tool, ToolParser, object_rules, several

@@ -1,7 +1,5 @@
 """Mistral: [TOOL_CALLS] before a list of JSON objects, or, in newer models, before each call as name[ARGS]{...}."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .json_list import SEPARATOR

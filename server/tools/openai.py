@@ -1,7 +1,5 @@
 """gpt-oss (OpenAI's Harmony format): a message to functions.NAME on a channel of its own, whose text is the arguments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 Also reads one call that is spelled as a JSON object, which most formats hold in some frame.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import string

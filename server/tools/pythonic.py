@@ -1,7 +1,5 @@
 """Pythonic calls: the answer is [NAME(KEY=value, ...), ...], as of ToolACE, Llama 3.2 and 4; LFM2 and OLMo 3 have them in a frame."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from .json_list import LINE, SEPARATOR

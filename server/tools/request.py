@@ -1,7 +1,5 @@
 """What a request says of tools: the functions on offer, and whether the model may, must or must not call them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast

@@ -4,8 +4,6 @@ Owns the text that is held back: what may still become a call's framing. Knows n
 the text ends. However a text is cut into pieces, the same comes out; every limit counts characters, never pieces.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from abc import ABC, abstractmethod

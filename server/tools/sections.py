@@ -1,7 +1,5 @@
 """Calls in a section of their own, each with its arguments in JSON between tokens that stand for nothing else: DeepSeek V3 and Kimi K2."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

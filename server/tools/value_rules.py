@@ -1,7 +1,5 @@
 """How values that fit a schema are written in formats whose texts have no quotes of JSON: rules of grammars."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Accepted lengths of one method by domain and draft length, measured in one engine; and that nobody's answer changes by it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

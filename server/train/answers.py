@@ -3,8 +3,6 @@
 And how likely the target finds the answers that the corpus has.
 """
 
-from __future__ import annotations
-
 import json
 from codecs import BOM_UTF8
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Drafters learn from all answers, as they came; the target is refined on the good ones. Packed files are made once.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path

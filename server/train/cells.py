@@ -3,8 +3,6 @@
 A cell holds for the weights it was measured with: their fingerprints are part of its key, and a retrained drafter is measured anew.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

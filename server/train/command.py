@@ -1,7 +1,5 @@
 """`foretoken train`: which training a command line means, and how its errors end. Trains nothing."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Chats are prompts at each turn of the assistant, and at their end if it has yet 
 which the target continues.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Perplexity, answers and their form, accepted lengths by method and domain, and o
 is kept as soon as it is known; the same command goes on where a killed run stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

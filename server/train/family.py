@@ -4,8 +4,6 @@ Joins what only reads text (proposers/training) with the engine that writes it. 
 part that is finished is not trained again, one that was stopped goes on where it was.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import shutil

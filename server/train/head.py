@@ -3,8 +3,6 @@
 The menu of heads is here: which settings and class a method means.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The folder of a family: which of its parts exist, how each method is configured, and what tells its weights from others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`foretoken train ngram-cache`: what follows short runs of tokens in a target's answers, from text to a folder that serves beside it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

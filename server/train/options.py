@@ -3,8 +3,6 @@
 Imports nothing heavy: a mistake is known at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One part of a family: where it lies, its run in the work folder, and what it leaves beside its weights. Knows no recipe's order."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

@@ -3,8 +3,6 @@
 Categories are those of the prompt sets (prompt_sets.py). Answers are not kept: they are the model's own.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """An evaluation's figures as a table and as pictures: accepted lengths and speed-ups by method and domain. Measures nothing."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

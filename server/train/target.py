@@ -1,7 +1,5 @@
 """`foretoken train target`: a tokenizer and a Llama-shaped model from scratch, from anybody's text to a folder that can be served."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A browser, and pages of it on a real server of the embedded model. Every page must end without a word from its console."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

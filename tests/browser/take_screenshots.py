@@ -3,8 +3,6 @@
 URL: a server that has answered little so far; without one, one is started with the embedded model, guessing in every step.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

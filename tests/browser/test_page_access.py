@@ -1,7 +1,5 @@
 """The page for everyone: by keyboard alone, on a narrow phone, in the dark, with little contrast to spare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One real server with the embedded model, which all clients talk to, and where to find it."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Generator, Iterator

@@ -1,7 +1,5 @@
 """Anthropic's Python client against the embedded model: messages whole and streamed, tools, counting, structured output, errors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A streaming chat page in a real browser: Gradio's, which talks to the server as an OpenAI endpoint."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

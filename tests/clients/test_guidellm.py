@@ -1,7 +1,5 @@
 """GuideLLM, a load generator, measures the server: by completions and by chat, two streams at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Instructor: objects out of a model, by tools and by JSON schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LangChain's ChatOpenAI, by LangChain's own standard suite for chat models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """LiteLLM: our server as one of its `hosted_vllm` and `openai` providers, and behind its names for errors."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line tool `llm`, with our model in its list."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """EleutherAI's lm-evaluation-harness: log-likelihoods by echo, generation, and chat, with a task of our own that needs no download."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

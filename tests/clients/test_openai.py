@@ -1,7 +1,5 @@
 """OpenAI's Python client, 2.x or 3.x, whichever is installed: all that it adds to bare HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

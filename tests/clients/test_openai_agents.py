@@ -1,7 +1,5 @@
 """OpenAI's Agents SDK, over chat completions and over the Responses API: typed output, tools, hand-overs to another agent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """OpenAI's client for Node: the calls of openai_node.mjs. Needs `node`, and npm's `openai` in .venv/node_modules or $NODE_PATH."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

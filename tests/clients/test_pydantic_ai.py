@@ -1,7 +1,5 @@
 """Pydantic AI: an agent with typed output and a tool that it must call, plain and streamed."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Literal
 

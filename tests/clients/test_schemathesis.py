@@ -1,7 +1,5 @@
 """Schemathesis on our own OpenAPI document: thousands of requests made from it, and every answer held against it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keyword arguments of LLM as settings of the engine, and what is refused."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

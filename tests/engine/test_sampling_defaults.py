@@ -1,7 +1,5 @@
 """What requests that do not say get: of the model's file, of another, of who serves it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

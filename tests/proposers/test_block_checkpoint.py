@@ -1,7 +1,5 @@
 """What is said of block drafters that cannot be read, or not beside this target, and of those that can."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The method of a model folder, found in tensors of the published layouts and in config.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

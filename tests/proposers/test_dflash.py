@@ -1,7 +1,5 @@
 """What block drafters have of their own: a mask for each guess that is asked for, and tables of the target that are scaled or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

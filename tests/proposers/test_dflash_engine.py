@@ -3,8 +3,6 @@
 Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Domino's correction beyond the numbers that test_dflash.py compares: its GRU is torch's, and a head that says nothing changes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

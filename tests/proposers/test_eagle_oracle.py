@@ -1,7 +1,5 @@
 """The plain reference of these tests against the code that trains published drafters, where that is installed."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

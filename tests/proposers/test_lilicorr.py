@@ -1,7 +1,5 @@
 """LiLiCorr's lattice where rows differ in what they know of the target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MTP layers of every family that can be run against other code's numbers, by themselves and in engines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """MTP layers are recognised by their tensors, and what cannot be run is refused with a sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

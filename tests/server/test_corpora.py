@@ -1,7 +1,5 @@
 """Corpora over the API: the real app, engine thread and core, around a network of plain Python."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Dashboards and alerts ask for what a running server has; the real Prometheus loads and answers all of it where there is one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

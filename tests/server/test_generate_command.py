@@ -1,7 +1,5 @@
 """`foretoken generate` on a tiny model."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """`suffix` of /v1/completions: the prompt in the order in which each family was taught it."""
 
-from __future__ import annotations
-
 import pytest
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient

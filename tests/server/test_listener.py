@@ -1,7 +1,5 @@
 """What becomes of more clients than a process may have open files. How an address is taken: test_cli.py."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """The real process on a tiny model, asked by the real openai client."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """TLS between a real server and clients, and what is said of files that cannot be."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The embedded model behind the real server calls functions through the real openai client; a grammar makes it where it must."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

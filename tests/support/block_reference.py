@@ -1,7 +1,5 @@
 """DFlash drafters and what grew out of them, written out plainly: random weights, guesses by recomputing all from the text. No cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

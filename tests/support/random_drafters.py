@@ -3,8 +3,6 @@
 Random guesses are nearly always wrong: everything that a rejected guess could leave behind is left behind all the time.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

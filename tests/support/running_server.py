@@ -1,7 +1,5 @@
 """A real `foretoken serve` process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

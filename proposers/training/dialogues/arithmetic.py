@@ -1,7 +1,5 @@
 """Grade-school arithmetic with its steps: word problems of GSM8K, and sums, percentages, units and small stories made by rule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from random import Random

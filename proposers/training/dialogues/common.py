@@ -1,7 +1,5 @@
 """What every builder of dialogues needs: a question with its answer, a fenced block, the usual system messages."""
 
-from __future__ import annotations
-
 from random import Random
 
 from ..corpus import Conversation, content_key

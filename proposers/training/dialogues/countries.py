@@ -1,7 +1,5 @@
 """Dialogues about countries: facts asked singly, read from notes, compared, described, and extracted as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What the factbook says about a country, as short clean facts: how each is read from a page, asked for and told. Knows no dialogue."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Code edits: a function and what shall be changed in it; the answer mostly copies. Owns how they are asked for and answered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from random import Random

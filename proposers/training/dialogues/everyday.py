@@ -4,8 +4,6 @@ Arguments are always words of the user. Names are partly fixed, partly composed 
 so that a call must be copied from the tools.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The everyday functions: what each takes, how people ask for it, what it returns and how that is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """What the everyday functions know: weather, rates, translations, definitions, and the things they are used on. Knows no function."""
 
-from __future__ import annotations
-
 SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear")
 IN_DOLLARS = {"USD": 1.0, "EUR": 1.08, "GBP": 1.27, "JPY": 0.0067, "CHF": 1.12, "CAD": 0.73, "INR": 0.012}
 MESSAGES = ("I will be late", "call me back", "dinner is ready", "see you soon", "the meeting is cancelled", "happy birthday",

@@ -1,7 +1,5 @@
 """Programming exercises with solutions: those of exercism, and short programs asked for by what they do or what they are called."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """From a docstring to its function: the first lines are given, or the signature and what it is for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from random import Random

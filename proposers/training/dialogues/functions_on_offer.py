@@ -1,7 +1,5 @@
 """What a tool on offer looks like: OpenAI's function schema, and a call of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

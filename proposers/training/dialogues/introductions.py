@@ -1,7 +1,5 @@
 """Who the demonstration model is, what it was made for and what it can do: written here because no corpus can know."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from random import Random
 

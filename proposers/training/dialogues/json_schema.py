@@ -1,7 +1,5 @@
 """JSON that follows a schema in the prompt, filled from a text or as an example; and lists of things, as JSON or as lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """Kinds of things that have properties: the schema of each, how a value is drawn, and how a text tells it. Knows no question."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Plain knowledge in one sentence: opposites, young animals, colours, legs, plurals, past tenses, letters, days and months."""
 
-from __future__ import annotations
-
 from random import Random
 
 OPPOSITES: dict[str, str] = dict(zip(

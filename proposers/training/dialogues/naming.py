@@ -1,7 +1,5 @@
 """What a function and its parameters are called in one dialogue: names differ, so that a call must be read off the tools on offer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 from typing import Any

@@ -3,8 +3,6 @@
 Owns the wordings in which JSON is extracted from a text; values are always copied from it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A change and its reverse are made from the same good function: what is taken away in the question stands in the answer.
 """
 
-from __future__ import annotations
-
 import ast
 import keyword
 import re

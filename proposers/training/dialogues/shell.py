@@ -1,7 +1,5 @@
 """Shell questions out of tldr pages: the command for a task, the task of a command, what a program is for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Mistakes put into good functions, to be found and mended: one line is wrong, and the edit's answer is the function as it was."""
 
-from __future__ import annotations
-
 import ast
 import keyword
 import re

@@ -4,8 +4,6 @@ What the answer is can be read off the question: usual names unless others are g
 when they are asked for. Sometimes a change of the code is asked for afterwards.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

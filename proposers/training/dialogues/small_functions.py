@@ -1,7 +1,5 @@
 """Short Python functions that people ask for: what each does in several wordings, its parameters and its lines. Knows no dialogue."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Each maker draws one question and its answer. Names and numbers of the question stand in the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 

@@ -1,7 +1,5 @@
 """Small talk: short chats between two people or with an assistant from published corpora, and everyday exchanges made by rule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from random import Random

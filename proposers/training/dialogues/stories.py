@@ -1,7 +1,5 @@
 """Reading: passages of books to summarise, to answer questions about, to find a sentence in, to repeat and to continue."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

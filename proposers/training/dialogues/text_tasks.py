@@ -1,7 +1,5 @@
 """Small tasks on what the question shows: sort, list, replace, spell, change case, find who did it; among them plain facts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """Tool calls: the coffee orders of Taskmaster, and everyday functions made by rule. Owns the schemas of the coffee bar."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from random import Random

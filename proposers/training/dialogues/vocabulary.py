@@ -1,7 +1,5 @@
 """Names and things that invented dialogues are filled with. Knows no dialogue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """What every head in training is: made for a target, trained by the loop, written in its method's published layout."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Depth d (from 1) at token i is the guess of token i + 1 + d: the target itself says token i + 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A block is a known token, its anchor, and masks behind it, each of which guesses
 the text before the anchor are made of the target's tapped states (https://arxiv.org/abs/2602.06036).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

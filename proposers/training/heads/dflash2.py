@@ -7,8 +7,6 @@ Where only the sum of both scores is learned, a place's own scores need not know
 when it serves lack the right one too often: so these are learned by themselves as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

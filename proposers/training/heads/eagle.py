@@ -4,8 +4,6 @@ Slot i reads the target's state of token i and token i + 1, and makes the state 
 (https://arxiv.org/abs/2401.15077). Trained one step deep, as published; deeper guesses are only measured, on held-out text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Training-time test (https://arxiv.org/abs/2503.01840): step 0 reads the target's
 it made, and attends as it will when it drafts. All steps learn the target's probabilities, over a draft vocabulary of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 The target stays frozen. Heads read its own head's matrix, or have one each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

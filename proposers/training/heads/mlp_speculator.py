@@ -4,8 +4,6 @@ Published with two stages (https://arxiv.org/abs/2404.19124): first on ground-tr
 The stage lies in the data alone: the second is a run of its own, whose trainee begins with the first one's `state_dict()`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ https://arxiv.org/abs/2505.07608). One layer drafts as many tokens as it is loop
 its own states (FastMTP, https://arxiv.org/abs/2509.18362).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ places on (https://arxiv.org/abs/2504.18583). Far guesses are learned behind few
 kept where all masks before it are.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

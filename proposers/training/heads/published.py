@@ -1,7 +1,5 @@
 """A trained head as a folder: config.json beside bfloat16 tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

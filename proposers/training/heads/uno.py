@@ -4,8 +4,6 @@ Behind a token stand up to K - 1 tokens of noise; each sees the text up to that 
 its own place. The text goes through the target as it is: what it says is the same with the adapter and without.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """A pytest plugin: the native library of this process is the one that NATIVE_LIBRARY names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """POST /v1/responses in one piece: what the model is asked, what a client gets, what is refused and under which name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedded model behind the real server, asked by the real openai client through its Responses API and its helpers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
