@@ -27,7 +27,7 @@ from .errors import ConfigError
 from .intake import Intake
 from .kv_cache import KVCache
 from .model import LoadedModel, load_model
-from .model_folder import Progress
+from .model_folder import Progress, weight_files
 from .overlapped_runner import OverlappedRunner
 from .policy.base import PREDICTION, ProposerInfo
 from .policy.cost_file import CostFile, conditions
@@ -320,5 +320,5 @@ def _torch_threads(config: ModelConfig, model: LoadedModel) -> int:
         return 1
     if config.threads is not None:
         return config.threads
-    small = sum(file.stat().st_size for file in model.path.glob("*.safetensors")) < SMALL_NETWORK_BYTES
+    small = sum(file.stat().st_size for file in weight_files(model.path)) < SMALL_NETWORK_BYTES
     return 1 if small else TORCH_THREADS

@@ -12,7 +12,7 @@ from .errors import ConfigError
 DEMO_MODEL = EMBEDDED_MODEL  # as a model path it means the folder inside the package
 EXECUTORS = ("auto", "native", "torch", "transformers")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "fp8")
-STORED_NAMES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "modelopt", "modelopt_fp4")
+STORED_NAMES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "modelopt", "modelopt_fp4", "gguf")
 """How a checkpoint may be stored: as in vLLM, naming that says no more than the checkpoint does."""
 FP8_NAMES = ("fp8", "fp8_e4m3")
 MOST_ADAPTERS, MOST_RANK = 256, 1024

@@ -19,6 +19,7 @@ from ..kernels import native
 from ..kernels.adapters import AdapterBank, AdapterRoom, adapter_bytes
 from ..kernels.execution import Quantization
 from ..kernels.footprint import cache_bytes, native_cache_bytes, torch_weight_bytes
+from ..kernels.gguf_files import gguf_files
 from ..kernels.layout import Executor
 from ..kernels.model_config import config_class, read_model_config
 from ..kernels.quantised_checkpoint import UnsupportedQuantisation, read_quantisation
@@ -284,6 +285,9 @@ def _load_tokenizer(folder: Path, hf_config: transformers.PretrainedConfig) -> t
         return transformers.AutoTokenizer.from_pretrained(folder, config=hf_config, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged tokenizer.json
         files = [file for name in TOKENIZERS for file in folder.glob(name)]
+        if not files and gguf_files(folder):
+            told = "its tokenizer is of a kind that is not read: name the original model's folder or hub id with the option tokenizer"
+            raise ModelLoadError(f"{gguf_files(folder)[0]}: {told}") from error
         if not files:  # transformers asks for packages instead
             raise ModelLoadError(f"{folder} has no tokenizer: put the tokenizer.json there that belongs to the weights") from error
         require_files(files)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..kernels.gguf_files import gguf_files
 from .config import DEMO_MODEL
 from .errors import ModelLoadError
+from .gguf_folder import gguf_folder
 
-HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+(:[\w.-]+)?)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "tekken.json", "*.tiktoken")
 """Files that a tokenizer is read from, by what transformers has to say of them."""
@@ -36,6 +38,7 @@ def find_folder(
 ) -> Path:
     """The local folder of foretoken-demo, of its drafter foretoken-demo/METHOD, of a path or of a hub id, downloaded if needed.
 
+    Of a GGUF file, or of a path or repository that has no more than one (HUB-ID:Q4_K_M is one of several): that in gguf_folder.py.
     converting: the command that writes ./converted of a hub id that has no safetensors; None = that of a whole model. files: those of
     a hub id that are wanted, whether they are there or not; None = those of a whole model.
     Raises ModelLoadError.
@@ -52,13 +55,19 @@ def find_folder(
     if is_dir:
         if not os.access(path, os.R_OK | os.X_OK):
             raise ModelLoadError(_unreadable(path, "Permission denied"))
-        return path
+        return path if (path / "config.json").exists() else _of_gguf(path, "") or path
     if is_file:
         if path.suffix == ".gguf":
-            raise ModelLoadError(_gguf_sentence(path))
+            return gguf_folder(path)
         raise ModelLoadError(f"{model} is a file; name the folder with config.json, tokenizer and safetensors instead")
     if not HUB_ID.fullmatch(model):
         raise ModelLoadError(f"there is no folder {model}")
+    hub_id, _, kind = model.partition(":")
+    if kind:
+        folder = _fetch(hub_id, revision, progress, [pattern for name in (kind, kind.upper()) for pattern in _patterns(name)], None)
+        if (found := _of_gguf(folder, kind)) is None:
+            raise ModelLoadError(f"{hub_id} has no GGUF file on the Hugging Face hub whose name has {kind} in it")
+        return found
     return _download(model, revision, progress, converting, files)
 
 
@@ -84,9 +93,38 @@ def embedded(model: str) -> Path:
     raise ModelLoadError(f"the embedded model has no drafter for method {member!r}; there are {', '.join(there)}")
 
 
+_NO_MODEL = re.compile(r"^mmproj|-(?!00001)\d{5}-of-\d{5}\.gguf$")  # what reads images, and all but the first part of several
+
+
+def _patterns(kind: str) -> list[str]:
+    return [f"*{kind}*.gguf", f"*{kind}*/*.gguf"]
+
+
+def _of_gguf(folder: Path, kind: str) -> Path | None:
+    """That of the GGUF file in it whose name has `kind` in it; None if it has none. Raises ModelLoadError if there are several."""
+    names = (file for pattern in ("*.gguf", "*/*.gguf") for file in sorted(folder.glob(pattern)))
+    named = (file for file in names if kind.lower() in str(file.relative_to(folder)).lower())
+    files = [file for file in named if not _NO_MODEL.search(file.name)]
+    if len(files) > 1:
+        raise ModelLoadError(f"{folder} has {len(files)} GGUF files; name one of them: {', '.join(file.name for file in files[:20])}")
+    return gguf_folder(files[0]) if files else None
+
+
 def _download(
     hub_id: str, revision: str | None, progress: Progress, converting: Callable[[str], str] | None, files: list[str] | None
 ) -> Path:
+    """All of a repository that is wanted."""
+    left_out = HUB_FILES_LEFT_OUT if files is None else None
+    folder = _fetch(hub_id, revision, progress, files or HUB_FILES, left_out)
+    if files is None and not any(folder.glob("*.safetensors")):
+        start = f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once"
+        if converting is not None:
+            raise ModelLoadError(f"{start}: {converting(hub_id)}; then name ./converted")
+        raise ModelLoadError(f"{start}: {_conversion(hub_id)}; then serve ./converted. Of a GGUF file add its kind: {hub_id}:Q4_K_M")
+    return folder
+
+
+def _fetch(hub_id: str, revision: str | None, progress: Progress, wanted: list[str], left_out: list[str] | None) -> Path:
     """A snapshot in the hub's cache; files already there are not fetched again, partial ones go on where they stopped."""
     import httpx
     from huggingface_hub import snapshot_download
@@ -94,18 +132,11 @@ def _download(
 
     progress(f"looking for {hub_id} on the Hugging Face hub")
     try:
-        left_out = HUB_FILES_LEFT_OUT if files is None else None
-        folder = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files or HUB_FILES, ignore_patterns=left_out))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=wanted, ignore_patterns=left_out))
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError, ValueError) as error:
         raise ModelLoadError(
             f"there is no folder {hub_id}, and the model of that name could not be fetched from the Hugging Face hub: {one_line(error)}"
         ) from error
-    if files is None and not any(folder.glob("*.safetensors")):
-        start = f"{hub_id} has no safetensors on the Hugging Face hub. If you trust what it has, convert it once"
-        if converting is not None:
-            raise ModelLoadError(f"{start}: {converting(hub_id)}; then name ./converted")
-        raise ModelLoadError(f"{start}, a GGUF file with gguf_file='ITS NAME': {_conversion(hub_id)}; then serve ./converted")
-    return folder
 
 
 def config_json(folder: Path) -> dict[str, Any]:
@@ -114,8 +145,6 @@ def config_json(folder: Path) -> dict[str, Any]:
     if raw is None:
         if (folder / ADAPTER).is_file():
             raise ModelLoadError(_adapter_sentence(folder))
-        if ggufs := sorted(folder.glob("*.gguf")):
-            raise ModelLoadError(_gguf_sentence(ggufs[0]))
         inside = next(folder.glob("snapshots/*/config.json"), None)  # as the hub's cache has it
         instead = f"name {inside.parent}" if inside else "name the folder that holds config.json and *.safetensors"
         raise ModelLoadError(f"{folder} has no config.json: {instead}")
@@ -123,8 +152,8 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
-    files = _weight_files(folder)
+    """The safetensors or GGUF files that hold the network, all of them there. Raises ModelLoadError: other formats, parts missing."""
+    files = gguf_files(folder) or _weight_files(folder)
     require_files(files)
     return files
 
@@ -156,7 +185,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if ggufs := sorted(folder.glob("*.gguf")):
-        raise ModelLoadError(_gguf_sentence(ggufs[0]))
+        raise ModelLoadError(f"{folder} has no model.safetensors; {ggufs[0].name} has the weights: name that file")
     if pickles := sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)):
         raise ModelLoadError(
             f"{folder} has its weights as {pickles[0].name} only, a format that can run code when it is read. If you trust it, "
@@ -200,16 +229,9 @@ def _adapter_sentence(folder: Path) -> str:
     return f"{folder} is an adapter, which is served beside the model it was made for: {serve}; in scripts LLM(..., enable_lora=True)"
 
 
-def _gguf_sentence(file: Path) -> str:
-    return (
-        f"{file.name} is a GGUF file; serve the original safetensors, or, after pip install gguf, convert it once: "
-        f"{_conversion(file.parent, f', gguf_file={file.name!r}')}; then serve ./converted"
-    )
-
-
-def _conversion(source: Path | str, options: str = "") -> str:
+def _conversion(source: Path | str) -> str:
     """A command line that writes a folder `converted` with safetensors and tokenizer."""
     return (
         'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
-        f"[x.from_pretrained({str(source)!r}{options}).save_pretrained('converted') for x in (M, T)]\""
+        f"[x.from_pretrained({str(source)!r}).save_pretrained('converted') for x in (M, T)]\""
     )

@@ -89,6 +89,8 @@ def _quantisation(config: Mapping[str, Any]) -> Quantisation:
             return Quantisation(method, 4 if config.get("load_in_4bit") or config.get("_load_in_4bit") else 8)
         case "mxfp4":
             return Quantisation(method, 4)
+        case "gguf":  # of which only the width is told here: its own files say the rest
+            return Quantisation(method, int(config.get("bits", 8)))
         case "modelopt":
             algorithm = config.get("quant_algo")
             if algorithm not in _MODELOPT:

@@ -1,7 +1,7 @@
-"""Checkpoints: reads the tensors of safetensors files, checks them against a program, and binds the two to an executor.
+"""Checkpoints: reads the tensors of files, checks them against a program, and binds the two to an executor.
 
-Only safetensors are read. Weights that are quantised there are plain numbers here (quantised_checkpoint.py). Knows no model family:
-names and shapes come from the program.
+Safetensors and GGUF (gguf_model.py) are read. Weights that are quantised there are plain numbers here (quantised_checkpoint.py). Knows no
+model family: names and shapes come from the program.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from .decoder import decoder_program
 from .execution import Execution, UnsupportedExecution
 from .freed_memory import returned_at_once
 from .fuse import fuse
+from .gguf_file import GgufError
+from .gguf_model import GgufWeights
 from .layout import Executor
 from .program import Program, RowsOf
 from .quantised_checkpoint import Quantisation, UnsupportedQuantisation, plain, read_quantisation, stored_parts, stored_shape
@@ -121,10 +123,16 @@ _ELSEWHERE = "the weights that it shares belong to a network that is not native"
 
 
 def read_tensors(files: Sequence[Path]) -> Mapping[str, Tensor]:
-    """All tensors of the safetensors files of a folder by name, mapped into memory only when asked for.
+    """All tensors of the safetensors files of a folder by name, or of a model's GGUF files, mapped into memory only when asked for.
 
-    Those that are quantised as the folder's config.json says are float32, made whenever they are asked for. Raises WeightError.
+    Those that are quantised, as the folder's config.json or the GGUF file says, are float32, made whenever they are asked for.
+    Raises WeightError.
     """
+    if files and files[0].suffix == ".gguf":
+        try:
+            return _GgufTensors(GgufWeights(files))
+        except GgufError as error:
+            raise WeightError(str(error)) from error
     tensors = _TensorFiles(files)
     try:
         quantisation = read_quantisation(files[0].parent) if files else None
@@ -383,6 +391,22 @@ class _PlainTensors(_Tensors):
             return plain(parts, self._quantisation)
         except _NONSENSE as error:
             raise _unreadable(name, error) from error
+
+
+class _GgufTensors(_Tensors):
+    """Those of a model in GGUF files; no plain numbers of what is quantised are kept."""
+
+    def __init__(self, weights: GgufWeights) -> None:
+        self._weights, self._names = weights, weights.stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights.plain(name)
+
+    def without_numbers_of(self, name: str) -> Tensor:
+        return torch.empty(self._weights.shape(name), dtype=torch.float32, device="meta")
+
+    def is_quantised(self, name: str) -> bool:
+        return name in self._names and self._names[name][0].is_quantised
 
 
 _NONSENSE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)  # what Python and torch say of parts that do not fit

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ..kernels.gguf_files import gguf_files
 from ..kernels.model_config import read_model_config
 from ..kernels.weights import WeightError, check_finite, read_tensors, shape_of
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
@@ -151,7 +152,7 @@ def check_token_map(name: str, offsets: Tensor, vocab_size: int) -> Tensor:
 
 
 def _read(folder: Path) -> Mapping[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors")) or gguf_files(folder)
     if not files:
         raise SpeculativeConfigError(only_pickles(folder) or f"there are no .safetensors files in {folder}")
     try:

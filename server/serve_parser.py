@@ -17,10 +17,11 @@ from .tools.formats import FORMATS, NO_PARSER
 DESCRIPTION = """\
 Serve a model behind an OpenAI-compatible API, with speculative decoding.
 
-MODEL is a folder with safetensors weights or a Hugging Face id; without one,
-the small embedded model is served. Without a drafter the server guesses by
-prompt lookup (n-gram), and by what the model itself brings along: an MTP layer,
-or an Orthrus's second view; the output is the same with any drafter or none.
+MODEL is a folder with safetensors weights, a GGUF file or a Hugging Face id;
+without one, the small embedded model is served. Without a drafter the server
+guesses by prompt lookup (n-gram), and by what the model itself brings along: an
+MTP layer, or an Orthrus's second view; the output is the same with any drafter
+or none.
 
 Defaults stand in brackets.
 """

@@ -24,6 +24,7 @@ import torch
 from ... import __version__
 from ...kernels import native
 from ...proposers.config import EMBEDDED_MODEL, SpeculativeConfig
+from ..cache_folder import cache_folder
 from ..config import EngineConfig
 from ..model import LoadedModel
 from ..model_folder import embedded
@@ -35,17 +36,6 @@ LEAST_GROWTH = 0.5  # what was learned online may fall a little from one number 
 MAX_BYTES = 1 << 20
 
 logger = logging.getLogger("foretoken.engine")
-
-
-def cache_folder() -> Path:
-    """$FORETOKEN_CACHE, else $XDG_CACHE_HOME/foretoken, else ~/.cache/foretoken."""
-    if own := os.environ.get("FORETOKEN_CACHE"):
-        return Path(os.path.expanduser(own))
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user whom the system does not know, as in containers
-        home = Path("/")
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "foretoken"
 
 
 def conditions(config: EngineConfig, speculative: SpeculativeConfig, model: LoadedModel, found: Sequence[str]) -> dict[str, str]:

@@ -17,9 +17,9 @@ from ...engine.bench.measurement import PRECISIONS, QUICK, Effort, Measurement, 
 from ...engine.bench.network import FilledNetwork, arithmetic_peaks, measure_network
 from ...engine.bench.plot import plot
 from ...engine.bench.report import report
+from ...engine.cache_folder import cache_folder
 from ...engine.errors import ForetokenError
 from ...engine.model import read_config
-from ...engine.policy.cost_file import cache_folder
 from ...kernels import native_library
 from ...kernels.config_limits import max_positions
 from ...kernels.rope import UnsupportedModel

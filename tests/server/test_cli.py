@@ -156,14 +156,12 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, tiny_target: 
 
 
 def test_what_the_folder_shows_needs_no_loader(tmp_path: Path, tiny_target: Path) -> None:
-    pickled, gguf, backwards = tmp_path / "pickled", tmp_path / "gguf", tmp_path / "backwards"
-    for folder in (pickled, gguf, backwards):
+    pickled, backwards = tmp_path / "pickled", tmp_path / "backwards"
+    for folder in (pickled, backwards):
         shutil.copytree(tiny_target, folder)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    (gguf / "model.safetensors").rename(gguf / "model.gguf")
-    for path in (pickled, gguf, gguf / "model.gguf"):
-        with pytest.raises(ModelLoadError, match="save_pretrained"):
-            require_model_folder(str(path))
+    with pytest.raises(ModelLoadError, match="save_pretrained"):
+        require_model_folder(str(pickled))
     config = json.loads((backwards / "config.json").read_text())
     (backwards / "config.json").write_text(json.dumps(config | {"max_position_embeddings": -1}))
     require_model_folder(str(backwards))

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from foretoken.engine.cache_folder import cache_folder
 from foretoken.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from foretoken.engine.model import load_model
-from foretoken.engine.policy.cost_file import CostFile, cache_folder, conditions
+from foretoken.engine.policy.cost_file import CostFile, conditions
 from foretoken.engine.policy.costs import CostFigures
 from foretoken.proposers.config import DraftModelConfig, NgramConfig, SpeculativeConfig
 
