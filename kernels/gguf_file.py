@@ -17,7 +17,7 @@ from torch import Tensor
 from .gguf_formats import FORMATS
 
 _FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
-_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIifBQqd", strict=True))  # type -> struct's letter
+_NUMBERS: dict[int, str] = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIifBQqd", strict=True))  # type -> struct's letter
 _PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _SLICE = 2**19  # weights made plain at a time: what that takes beside them stays in a core's cache
 _MOST = 2**20  # more keys, tensors or dimensions than any file has: a damaged count
@@ -94,7 +94,7 @@ class _Header:
     """Reads what stands before the numbers, from front to back."""
 
     def __init__(self, data: np.ndarray) -> None:
-        self._data, self._view, self._at = data, memoryview(data), 0
+        self._data, self._view, self._at = data, data.data, 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         magic, version, num_tensors, num_values = self._take("<4sIQQ")

@@ -75,8 +75,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "hidden_size": settings["embedding_length"],
         "intermediate_size": settings["feed_forward_length"],
         "num_hidden_layers": settings["block_count"],
-        "num_attention_heads": settings["attention.head_count"],
-        "num_key_value_heads": settings.get("attention.head_count_kv", settings["attention.head_count"]),
+        "num_attention_heads": settings.heads["q"],
+        "num_key_value_heads": settings.heads["k"],
         "max_position_embeddings": settings["context_length"],
         "rms_norm_eps": settings["attention.layer_norm_rms_epsilon"],
         "tie_word_embeddings": not has_output,
@@ -97,7 +97,7 @@ class GgufWeights:
     def __init__(self, files: Sequence[Path]) -> None:
         """Raises GgufError."""
         file = GgufFile(files)
-        self._settings = _Settings(file)
+        self._heads = _Settings(file).heads
         self._architecture = _ARCHITECTURES[str(file.values.get("general.architecture"))]
         self.stored: dict[str, tuple[GgufTensor, int | None]] = {}  # name -> what is stored, and which of several that is
         for stored_name, tensor in file.tensors.items():
@@ -118,8 +118,7 @@ class GgufWeights:
         if self._architecture.norms_plus_one and name.endswith("norm.weight"):
             return numbers - 1
         if self._architecture.pairs_side_by_side and (part := re.search(r"\.([qk])_proj\.", name)):
-            heads = self._settings["attention.head_count" if part[1] == "q" else "attention.head_count_kv"]
-            return numbers.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+            return numbers.unflatten(0, (self._heads[part[1]], -1, 2)).transpose(1, 2).flatten(0, 2)
         return numbers
 
     def _name(self, stored: str) -> str:
@@ -152,6 +151,12 @@ class _Settings:
                 raise GgufError(f"{self._file.path} has layers that differ in {key}, which is not read")
             return found[0]
         return found
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Of queries and of keys."""
+        queries = self["attention.head_count"]
+        return {"q": queries, "k": self.get("attention.head_count_kv", queries)}
 
     @property
     def head_dim(self) -> int:
