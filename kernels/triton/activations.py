@@ -1,7 +1,5 @@
 """Activations in Triton, gated or not, over rows of any width."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """The greatest entry of each row of scores, with many programs to a row: a vocabulary is long and rows are few."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

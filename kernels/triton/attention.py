@@ -3,8 +3,6 @@
 Owns how a launch is cut, which nothing but shapes decides; the kernels are in attention_kernels.py.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Products of runs of columns, each by a small matrix of its own: those of latent attention's heads."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

@@ -3,8 +3,6 @@
 The cache may be narrower than what is computed: keys and values are rounded once, from float32, as they are stored.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

@@ -4,8 +4,6 @@ One launch a pass finds where they are, for all layers alike; one a layer convol
 is read on the host, and grids depend on padded sizes alone.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

@@ -3,8 +3,6 @@
 kernels/device_chain.py has the references. Where a chain goes does not depend on what it says, so its passes are laid out beforehand.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

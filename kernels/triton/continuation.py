@@ -4,8 +4,6 @@ A program does one row, and the last one the padding. Where a row begins is the 
 adds up for itself: they are few.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from array import array

@@ -4,8 +4,6 @@ CUDA calls that programmatic dependent launch. Programs that come early ask for 
 the memory has work between two kernels too. What is launched in the usual way stays in order with these.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

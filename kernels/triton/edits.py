@@ -3,8 +3,6 @@
 Knows no requests: they are described by tensors. engine/logit_edits.py says what is meant, and in which order.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Routing: Shazeer et al. 2017. A row and one of its experts are a visit, number row * top + rank.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

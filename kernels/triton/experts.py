@@ -4,8 +4,6 @@ An expert's rows are gathered on their way in, and what comes out is put back wh
 rows: 16 rows then are enough for a tensor core, and weights may be made in registers.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from typing import NamedTuple

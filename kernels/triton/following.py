@@ -3,8 +3,6 @@
 A program does one row.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from array import array

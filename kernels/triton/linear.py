@@ -1,7 +1,5 @@
 """Products with few rows, whose weights stream at the memory's speed; and products that any batch cuts alike."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A program has some columns of one head's state of one row in registers and takes
 of the pass before, then the known tokens, then guesses. Nothing is read on the host, and grids depend on padded sizes alone.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import math

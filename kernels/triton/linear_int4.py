@@ -3,8 +3,6 @@
 The number format is int4.py's, which has the reference too.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

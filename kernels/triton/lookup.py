@@ -4,8 +4,6 @@ Programs of the first compare a row's last tokens with what stands before each p
 number: first how many tokens are the same, then where. The second writes down what follows there.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from array import array

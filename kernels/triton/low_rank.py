@@ -3,8 +3,6 @@
 Of many tokens that would read an adapter many times: there AdapterBank's products of all slots together are faster.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

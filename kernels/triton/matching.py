@@ -3,8 +3,6 @@
 A row's draft lies in the registers of one warp, so that a step of the walk is a search there and no way to memory.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import numpy as np

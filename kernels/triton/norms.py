@@ -1,7 +1,5 @@
 """RMS norm and layer norm in Triton: one program a token, float32 within."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

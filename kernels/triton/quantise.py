@@ -1,7 +1,5 @@
 """Rows as 8-bit floats with a scale for each, in one launch; `kernels.fp8.quantised` is the reference, bit for bit."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

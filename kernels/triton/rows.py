@@ -1,7 +1,5 @@
 """Some rows of a matrix, in one launch: torch takes several times as long where they are few."""
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch

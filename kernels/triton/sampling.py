@@ -5,8 +5,6 @@ same tokens up to rounding. Nothing is sorted: one launch finds the greatest ent
 and sampling_limits.py then bounds what top_k, top_p and min_p leave, in the few blocks that matter.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A program does one of the batch's tensors, or a piece of one of its block tables.
 """
 
-# a launch takes options that are no parameters
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch
