@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..engine.errors import ForetokenError
 from ..engine.request import TokenDelta
-from .errors import from_engine, internal_error
+from .errors import ApiError, from_engine, internal_error
 from .generation import Generation
 from .schemas import StreamOptions
 
@@ -118,12 +118,17 @@ async def events(generation: Generation, shape: Shape, options: StreamOptions) -
                     yield said
         if options.include_usage:
             yield chunks.of([], usage=generation.usage(), metrics=generation.metrics())
-    except ForetokenError as error:
-        yield event(from_engine(error).body)
-    except Exception:
-        logger.exception("stream %s failed", generation.request_id)
-        yield event(internal_error(generation.request_id).body)
+    except Exception as error:
+        yield event(failure(generation, error).body)
     yield b"data: [DONE]\n\n"
+
+
+def failure(generation: Generation, error: Exception) -> ApiError:
+    """What a stream tells of an error on the way: the status is long sent."""
+    if isinstance(error, ForetokenError):
+        return from_engine(error)
+    logger.error("stream %s failed", generation.request_id, exc_info=error)
+    return internal_error(generation.request_id)
 
 
 class Chunks:

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the same engine, templates and parsers as chat completions."""
 
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
@@ -11,20 +10,16 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.errors import ForetokenError
 from ...engine.request import TokenDelta
 from ..chat import read_chat
-from ..errors import ApiError, from_engine, internal_error
 from ..generation import Generation
 from ..json_answer import JsonAnswer
 from ..replies import Reply
 from ..serving import Serving
-from ..streaming import EventStream, event, unless_gone
+from ..streaming import EventStream, event, failure, unless_gone
 from .blocks import BlockEvents, content, ending, usage
 from .error_shape import PATH, error_body
 from .requests import CountTokensRequest, MessagesRequest, anthropic_names
-
-logger = logging.getLogger("foretoken.server")
 
 
 def add_messages(app: FastAPI, serving: Serving) -> None:
@@ -95,11 +90,9 @@ class Answer:
                         events += [*blocks.end(), *self._last(delta)]
                     if events:
                         yield _named(events)
-        except ForetokenError as error:
-            yield _named([_error(from_engine(error))])
-        except Exception:
-            logger.exception("stream %s failed", self.generation.request_id)
-            yield _named([_error(internal_error(self.generation.request_id))])
+        except Exception as error:
+            told = failure(self.generation, error)
+            yield _named([error_body(told.status, told.message, told.code)])
 
     def _parts(self, delta: TokenDelta) -> list[dict[str, Any]]:
         parts = self.reply.feed(delta)
@@ -129,10 +122,6 @@ class Answer:
 
 def _named(events: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(b"event: " + one["type"].encode() + b"\n" + event(one) for one in events)
-
-
-def _error(error: ApiError) -> dict[str, Any]:
-    return error_body(error.status, error.message, error.code)
 
 
 def _ping() -> ServerSentEvent:

@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ...engine.errors import ForetokenError
-from ..errors import from_engine, internal_error
 from ..generation import Generation
-from ..streaming import event
+from ..streaming import event, failure
 from .items import Item, kept
 from .store import Kept, ResponseStore
 from .writer import Event, Writer
@@ -60,11 +58,8 @@ class Answer:
                     if events := writer.write(delta):
                         yield events
             ending = writer.finish(generation)
-        except ForetokenError as error:
-            ending = writer.fail(from_engine(error), generation)
-        except Exception:
-            logger.exception("response %s failed", generation.request_id)
-            ending = writer.fail(internal_error(generation.request_id), generation)
+        except Exception as error:
+            ending = writer.fail(failure(generation, error), generation)
         await self.keep()
         yield [*ending, writer.last()]
 

@@ -2,7 +2,7 @@ import threading
 from typing import Any
 
 import pytest
-from asking import chunks
+from asking import answer, chunks, refusal
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -19,7 +19,7 @@ def stream(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
-    body = client.post(ROUTE, json=CHAT).json()
+    body = answer(client, ROUTE, CHAT)
     assert body["object"] == "chat.completion" and body["id"].startswith("chatcmpl-") and body["model"] == "tiny"
     assert body["choices"] == [
         {
@@ -47,7 +47,7 @@ def test_no_message_is_lost_to_a_template_that_reads_parts(fake: FakeEngine, mon
 
 
 def test_metrics_are_vllms_shape(client: TestClient) -> None:
-    metrics = client.post(ROUTE, json=CHAT).json()["metrics"]
+    metrics = answer(client, ROUTE, CHAT)["metrics"]
     speculation = metrics.pop("speculative_decoding")
     assert set(metrics) == {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
     steps = speculation["num_spec_steps"]
@@ -67,7 +67,7 @@ def test_metrics_are_vllms_shape(client: TestClient) -> None:
 def test_a_lossy_rule_is_named_streamed_or_not(fake: FakeEngine, stream_options: dict[str, Any]) -> None:
     fake.typical = Typical()
     client = fake.client()
-    assert client.post(ROUTE, json=CHAT).json()["metrics"]["speculative_decoding"]["lossy"] == "typical"
+    assert answer(client, ROUTE, CHAT)["metrics"]["speculative_decoding"]["lossy"] == "typical"
     assert stream(client, stream_options=stream_options)[-1]["metrics"]["speculative_decoding"]["lossy"] == "typical"
 
 
@@ -85,7 +85,7 @@ def test_a_stream_is_one_chunk_per_step_behind_the_role(client: TestClient, fake
 
 def test_usage_comes_last_when_asked_for(client: TestClient) -> None:
     chunks = stream(client, stream_options={"include_usage": True})
-    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == client.post(ROUTE, json=CHAT).json()["usage"]
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == answer(client, ROUTE, CHAT)["usage"]
     assert "speculative_decoding" in chunks[-1]["metrics"]
     assert all(chunk["usage"] is None and "metrics" not in chunk for chunk in chunks[:-1])
 
@@ -113,8 +113,8 @@ def test_choices_interleave_and_each_finishes_once(client: TestClient, fake: Fak
         assert "".join(choice["delta"].get("content", "") for choice in own) == fake.reply
         assert sum(choice["finish_reason"] is not None for choice in own) == 1
     assert sum("metrics" in chunk for chunk in chunks) == 1
-    body = client.post(ROUTE, json=CHAT | {"n": 3}).json()
-    one = client.post(ROUTE, json=CHAT).json()
+    body = answer(client, ROUTE, CHAT | {"n": 3})
+    one = answer(client, ROUTE, CHAT)
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert body["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
     assert body["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
@@ -124,13 +124,13 @@ def test_choices_interleave_and_each_finishes_once(client: TestClient, fake: Fak
 
 
 def test_logprobs(client: TestClient, fake: FakeEngine) -> None:
-    content = client.post(ROUTE, json=CHAT | {"logprobs": True, "top_logprobs": 2}).json()["choices"][0]["logprobs"]["content"]
+    content = answer(client, ROUTE, CHAT | {"logprobs": True, "top_logprobs": 2})["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == fake.reply
     assert all(bytes(entry["bytes"]).decode() == entry["token"] and entry["logprob"] == -0.5 for entry in content)
     assert all([top["logprob"] for top in entry["top_logprobs"]] == [-1.0, -2.0] for entry in content)
     streamed = stream(client, logprobs=True, top_logprobs=2)[1:]
     assert [entry for chunk in streamed for entry in chunk["choices"][0]["logprobs"]["content"]] == content
-    assert client.post(ROUTE, json=CHAT | {"top_logprobs": 2}).json()["error"]["param"] == "top_logprobs"
+    assert refusal(client, ROUTE, CHAT | {"top_logprobs": 2})["param"] == "top_logprobs"
     assert client.post(ROUTE, json=CHAT | {"logprobs": True, "top_logprobs": 21}).status_code == 400
 
 
@@ -149,8 +149,7 @@ def test_continuing_a_message_leaves_it_open(client: TestClient, fake: FakeEngin
     assert client.post(ROUTE, json={"messages": messages, "continue_final_message": True}).status_code == 200
     assert fake.prompt(0) == "<|user|>Hi<|end|><|assistant|>The quick"
     for fields in ({"messages": messages, "add_generation_prompt": True}, {"messages": messages[:1]}):
-        response = client.post(ROUTE, json={"continue_final_message": True} | fields)
-        assert response.status_code == 400 and response.json()["error"]["param"] == "continue_final_message"
+        assert refusal(client, ROUTE, {"continue_final_message": True} | fields)["param"] == "continue_final_message"
 
 
 def test_developer_is_the_system_and_text_parts_are_lines(client: TestClient, fake: FakeEngine) -> None:
@@ -205,15 +204,14 @@ def test_a_template_may_refuse_but_never_break(
         client.post(ROUTE, json=CHAT)
     assert "broken at its line 2" in caplog.text, "whoever runs the server learns where"
     monkeypatch.setattr(fake.tokenizer, "chat_template", None)
-    assert client.post(ROUTE, json=CHAT).json()["error"]["code"] == "no_chat_template"
+    assert refusal(client, ROUTE, CHAT)["code"] == "no_chat_template"
 
 
 @pytest.mark.parametrize(
     "kwargs", [{"tokenize": False}, {"chat_template": "x"}, {"messages": "x"}, {"enable_thinking": []}, {"thinking": "x" * 300}]
 )
 def test_template_kwargs_come_from_a_list(client: TestClient, kwargs: dict[str, Any]) -> None:
-    response = client.post(ROUTE, json=CHAT | {"chat_template_kwargs": kwargs})
-    assert response.status_code == 400 and response.json()["error"]["param"].startswith("chat_template_kwargs")
+    assert refusal(client, ROUTE, CHAT | {"chat_template_kwargs": kwargs})["param"].startswith("chat_template_kwargs")
 
 
 def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +261,5 @@ def test_long_forms_hold_nobody_up(client: TestClient, monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_fit_is_named(client: TestClient, fields: dict[str, Any], param: str) -> None:
-    error = client.post(ROUTE, json=CHAT | fields).json()["error"]
+    error = refusal(client, ROUTE, CHAT | fields)
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from asking import chunks
+from asking import answer, chunks, refusal
 from fake_engine import FakeEngine
 from starlette.testclient import TestClient
 
@@ -13,7 +13,7 @@ def stream(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
-    body = client.post(ROUTE, json={"prompt": "Say"}).json()
+    body = answer(client, ROUTE, {"prompt": "Say"})
     assert body["object"] == "text_completion" and body["id"].startswith("cmpl-")
     assert body["choices"] == [{"index": 0, "text": fake.reply, "logprobs": None, "finish_reason": "stop", "stop_reason": None}]
     assert fake.calls[0].prompt == fake.tokenizer.encode("Say") and fake.calls[0].params.max_tokens == 16
@@ -23,7 +23,7 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
 def test_a_stream_says_the_same(client: TestClient, fake: FakeEngine) -> None:
     chunks = stream(client, stream_options={"include_usage": True})
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == fake.reply
-    assert chunks[-1]["usage"] == client.post(ROUTE, json={"prompt": "Say"}).json()["usage"]
+    assert chunks[-1]["usage"] == answer(client, ROUTE, {"prompt": "Say"})["usage"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -34,7 +34,7 @@ def test_prompts_times_n_are_numbered_prompt_by_prompt(client: TestClient, fake:
         for chunk in stream(client, **fields):
             texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     else:
-        body = client.post(ROUTE, json=fields).json()
+        body = answer(client, ROUTE, fields)
         texts = [choice["text"] for choice in body["choices"]]
         assert body["usage"]["prompt_tokens"] == sum(len(fake.tokenizer.encode(prompt)) for prompt in ("Say", "The quick"))
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
@@ -44,14 +44,13 @@ def test_prompts_times_n_are_numbered_prompt_by_prompt(client: TestClient, fake:
 
 def test_token_ids_are_a_prompt(client: TestClient, fake: FakeEngine) -> None:
     tokens = fake.tokenizer.encode("The quick")
-    body = client.post(ROUTE, json={"prompt": tokens, "echo": True}).json()
+    body = answer(client, ROUTE, {"prompt": tokens, "echo": True})
     assert fake.calls[0].prompt == tokens and body["choices"][0]["text"] == "The quick" + fake.reply
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [[]], [300], [-1], [2**31], [2**63], [[1], [300]]])
 def test_prompts_that_are_none_are_refused(client: TestClient, fake: FakeEngine, prompt: Any) -> None:
-    response = client.post(ROUTE, json={"prompt": prompt})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "prompt" and not fake.calls
+    assert refusal(client, ROUTE, {"prompt": prompt})["param"] == "prompt" and not fake.calls
 
 
 def test_more_choices_than_seats_and_queue_can_hold_are_refused(client: TestClient, fake: FakeEngine) -> None:
@@ -71,7 +70,7 @@ def test_one_bad_prompt_ends_all(client: TestClient, fake: FakeEngine) -> None:
 
 def test_logprobs_are_parallel_lists(client: TestClient, fake: FakeEngine) -> None:
     assert {client.post(ROUTE, json={"prompt": "Say", "logprobs": wrong}).status_code for wrong in (-1, 21)} == {400}
-    logprobs = client.post(ROUTE, json={"prompt": "Say", "logprobs": 2}).json()["choices"][0]["logprobs"]
+    logprobs = answer(client, ROUTE, {"prompt": "Say", "logprobs": 2})["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == fake.reply
     assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]
     assert all(len(best) == 3 and best[token] == -0.5 for best, token in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True))
