@@ -32,7 +32,9 @@ from .corpora import add_corpora
 from .embeddings import add_embeddings
 from .errors import ApiError, from_engine
 from .json_answer import JsonAnswer
+from .llama_infill import create_infill
 from .metrics import CONTENT_TYPE
+from .mistral_fim import create_fim
 from .openapi import add_openapi
 from .page import add_page
 from .responses.routes import add_responses
@@ -108,7 +110,14 @@ def _add_generation(app: FastAPI, serving: Serving) -> None:
     async def completions(request: Request) -> Response:
         return await create_completion(request, serving)
 
-    for path, endpoint in {"/v1/chat/completions": chat_completions, "/v1/completions": completions}.items():
+    async def fim(request: Request) -> Response:
+        return await create_fim(request, serving)
+
+    async def infill(request: Request) -> Response:
+        return await create_infill(request, serving)
+
+    routes = {"chat/completions": chat_completions, "completions": completions, "fim/completions": fim, "infill": infill}
+    for path, endpoint in [("/infill", infill), *((f"/v1/{name}", endpoint) for name, endpoint in routes.items())]:
         app.router.add_api_route(path, endpoint, methods=["POST"], response_model=None, route_class_override=Direct)
 
 

@@ -1,45 +1,48 @@
 """POST /v1/completions."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.request import TokenDelta
-from .errors import ApiError, unsupported
+from .errors import ApiError
 from .generation import Generation
 from .infill import Infill
 from .logprobs import CompletionLogprobs, annotated, prompt_logprobs
 from .schemas import CompletionRequest, StreamOptions
 from .serving import SYSTEM_FINGERPRINT, Serving
-from .streaming import answer
+from .streaming import Shape, answer
 
 
 async def create_completion(request: Request, serving: Serving) -> Response:
     body = await serving.read(request, CompletionRequest)
+    return await complete(request, body, serving, serving.stream_options(body), CompletionShape)
+
+
+async def complete(
+    request: Request, body: CompletionRequest, serving: Serving, options: StreamOptions, spelled: Callable[..., Shape]
+) -> Response:
+    """spelled: makes the answer's shape of what CompletionShape takes."""
     model = serving.require_model(body.model)
-    options = serving.stream_options(body)
     params = body.to_sampling_params(serving.sampling)
     serving.require_room(len(body.prompt), params.n)
     texts: Sequence[str | list[int]] = body.prompt
     if body.suffix:
         infill = _infill(body, serving)
-        params = params if params.ignore_eos else replace(params, stop_token_ids=[*params.stop_token_ids, *infill.ends])
+        params = infill.ending(params)
         texts = [infill.prompt(str(text), body.suffix) for text in texts]
     encoded = [await _token_ids(text, body, serving) for text in texts]
     prompts = [body.truncated(token_ids, serving.max_tokens, params.max_tokens) for token_ids in encoded]
     generation = await serving.generation(request, body, prompts, params, id_prefix="cmpl-")
-    shape = CompletionShape(generation, body, model, serving, options)
-    return await answer(request, generation, shape, bool(body.stream), options)
+    return await answer(request, generation, spelled(generation, body, model, serving, options), bool(body.stream), options)
 
 
 def _infill(body: CompletionRequest, serving: Serving) -> Infill:
     """Raises ApiError if this model, or this request, has no gap to fill."""
-    if (infill := serving.infill) is None:
-        raise unsupported("suffix", "suffix with a model that has no tokens for filling in the middle")
+    infill = serving.require_infill("suffix")
     for name, given in (("echo", body.echo), ("truncate_prompt_tokens", body.truncate_prompt_tokens is not None)):
         if given:
             raise ApiError(400, f"{name} goes without suffix, which has the prompt stand between other tokens", param=name)

@@ -110,7 +110,8 @@ _INSTEAD = {
 # Known, and nothing to do for a text server that stores nothing.
 _TOLERATED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
-    "verbosity moderation include_obfuscation spaces_between_special_tokens request_id refusal annotations".split()
+    "verbosity moderation include_obfuscation spaces_between_special_tokens request_id refusal annotations "
+    "cache_prompt id_slot t_max_prompt_ms".split()
 )
 
 

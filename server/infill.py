@@ -1,8 +1,11 @@
 """Prompts of models that were taught to write what stands between two texts: fill in the middle (Bavarian et al. 2022)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
+
+from ..engine.request import SamplingParams
 
 # Before the text that comes first, before the one behind the gap, before what fills it.
 _MARKS = (
@@ -17,8 +20,11 @@ _SUFFIX_FIRST = (
     ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),  # Seed-Coder
     ("[PREFIX]", "[SUFFIX]", ""),  # Codestral
 )
+# Before the name of a repository, and before that of each of its files.
+_REPOS = ("<|repo_name|>", "<repo_name>", "<reponame>")
+_FILES = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
 # What such models write where the middle ends, instead of an end of text: padding, or a next file.
-_ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<repo_name>", "<file_sep>")
+_ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", *_REPOS, *_FILES)
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,24 @@ class Infill:
     suffix: str
     middle: str
     suffix_first: bool
+    repo: str  # "" = it has no such token
+    file: str
     ends: tuple[int, ...]  # tokens that end the middle
 
-    def prompt(self, before: str, after: str) -> str:
+    def prompt(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> str:
+        """files: names and texts of what else is in the project, as llama.cpp puts them."""
         first, second = self.prefix + before, self.suffix + after
-        return (second + first if self.suffix_first else first + second) + self.middle
+        gap = (second + first if self.suffix_first else first + second) + self.middle
+        if not files:
+            return gap
+        if not self.file:
+            return "".join(f"\n\n--- snippet ---\n\n{text}" for _, text in files) + gap
+        repo = self.repo and f"{self.repo}myproject\n"
+        return repo + "".join(f"{self.file}{name}\n{text}" for name, text in (*files, ("filename", gap)))
+
+    def ending(self, params: SamplingParams) -> SamplingParams:
+        """The same, to end with the middle."""
+        return params if params.ignore_eos else replace(params, stop_token_ids=[*params.stop_token_ids, *self.ends])
 
 
 def infill_of(tokenizer: PreTrainedTokenizerBase) -> Infill | None:
@@ -43,8 +62,11 @@ def infill_of(tokenizer: PreTrainedTokenizerBase) -> Infill | None:
         index = tokenizer.convert_tokens_to_ids(token)
         return index if isinstance(index, int) and tokenizer.convert_ids_to_tokens(index) == token else None
 
+    def first(tokens: Sequence[str]) -> str:
+        return next((token for token in tokens if found(token) is not None), "")
+
     ends = tuple(index for token in _ENDS if (index := found(token)) is not None)
     for marks in (*_MARKS, *_SUFFIX_FIRST):
         if all(mark == "" or found(mark) is not None for mark in marks):
-            return Infill(*marks, marks in _SUFFIX_FIRST, ends)
+            return Infill(*marks, marks in _SUFFIX_FIRST, first(_REPOS), first(_FILES), ends)
     return None

@@ -19,6 +19,8 @@ from .adapters import LoadAdapter, UnloadAdapter
 from .admission import OPEN_PATHS
 from .anthropic.requests import CountTokensRequest, MessagesRequest
 from .embeddings import EmbeddingRequest
+from .llama_infill import InfillRequest
+from .mistral_fim import FimRequest
 from .openapi_answers import ANSWERS, Schema, ref
 from .openapi_requests import request_schemas
 from .responses.request import ResponseRequest
@@ -87,6 +89,9 @@ _TO_RESPONSE: dict[str, Mapping[str, str]] = dict.fromkeys(
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", "ChatCompletion", ChatRequest, "ChatCompletionChunk"),
     Operation("post", "/v1/completions", "Go on with one or several texts", "Completion", CompletionRequest, "Completion"),
+    Operation("post", "/v1/fim/completions", "The same for Mistral's clients", "ChatCompletion", FimRequest, "ChatCompletionChunk"),
+    Operation("post", "/infill", "Fill a gap, as llama.cpp does", "Infill", InfillRequest, "Infill"),
+    Operation("post", "/v1/infill", "The same", "Infill", InfillRequest, "Infill"),
     Operation("post", "/v1/responses", "Answer, and keep it", "Response", ResponseRequest, "ResponseEvent", links=_TO_RESPONSE),
     Operation("post", "/v1/responses/input_tokens", "Count a request's prompt", "InputTokens", ResponseRequest),
     Operation(

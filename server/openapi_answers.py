@@ -162,6 +162,7 @@ ANSWERS: dict[str, Schema] = {
             )
         ),
     ),
+    "Infill": record({"content": TEXT, "stop": FLAG, "timings": ANY_OBJECT}),
     "Embeddings": {
         **listing(record(object=one_of("embedding"), index=COUNT, embedding={"anyOf": [many(NUMBER), TEXT]})),
         "description": "embedding is a string, base64 of little-endian float32, where encoding_format asks for it",

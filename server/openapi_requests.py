@@ -12,6 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json
 
 from ..engine.request import MAX_BIASED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from .anthropic.requests import MessagesRequest
+from .llama_infill import InfillRequest
+from .mistral_fim import FimRequest
 from .openapi_answers import ANY_OBJECT, COUNT, TEXT, Schema, many, maybe, one_of, record, ref
 from .responses.request import ResponseRequest
 from .schemas import MAX_CHOICES, MAX_LOGPROBS, ChatRequest, CompletionRequest
@@ -82,6 +84,8 @@ _TEXT_BLOCKS: Schema = {"anyOf": [TEXT, many(ref("TextBlock")), {"type": "null"}
 AS_SENT: dict[str, dict[str, Schema]] = {
     "ChatRequest": {"stop": _STOP, "tool_choice": _CHOICE},
     "CompletionRequest": {"stop": _STOP, "prompt": _TEXTS_OR_TOKENS},
+    "FimRequest": {"stop": _STOP, "prompt": _TEXTS_OR_TOKENS},
+    "InfillRequest": {"stop": _STOP},
     "ResponseRequest": {"stop": _STOP},
     "EmbeddingRequest": {"input": _TEXTS_OR_TOKENS},
     "DetokenizeRequest": {"tokens": many(COUNT) | {"minItems": 1}},
@@ -98,7 +102,7 @@ AS_SENT: dict[str, dict[str, Schema]] = {
 _SHORTHANDS = {"ResponseRequest": {"input": [TEXT], "tools": [{"type": "null"}]}, "Turn": {"content": [TEXT, {"type": "null"}]}}
 """The same where it comes beside what the type says."""
 
-_GENERATING = (ChatRequest, CompletionRequest, ResponseRequest, MessagesRequest)
+_GENERATING = (ChatRequest, CompletionRequest, FimRequest, InfillRequest, ResponseRequest, MessagesRequest)
 
 
 def request_schemas(
@@ -125,7 +129,7 @@ def request_schemas(
             for name, limits in LIMITS.items():
                 if name in properties:
                     _limit(properties[name], limits)
-        if model in (ChatRequest, CompletionRequest):
+        if model in (ChatRequest, CompletionRequest, FimRequest):
             properties |= _FORM
     _respell_patterns(schemas)
     return bodies, schemas

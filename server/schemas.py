@@ -6,7 +6,7 @@ What other fields a body has is judged by extras.py; our own objects refuse them
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasGenerator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -242,9 +242,10 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     suffix: str | None = None
+    most_unasked: ClassVar[int | None] = 16  # max_tokens where a request has none
 
     def to_sampling_params(self, defaults: Mapping[str, Any] = {}) -> SamplingParams:
-        name, max_tokens = self.most_tokens(default=16)
+        name, max_tokens = self.most_tokens(self.most_unasked)
         if max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
             raise ApiError(400, f"{name} 0 needs echo or prompt_logprobs: nothing else would be in the answer", param=name)
         params = self.sampling_params(defaults, max_tokens=max_tokens, logprobs=self.logprobs)

@@ -22,10 +22,10 @@ from ..engine.origin import Origin
 from ..engine.request import SamplingParams
 from .chat_format import ChatFormat
 from .config import ServerConfig
-from .errors import ApiError
+from .errors import ApiError, unsupported
 from .extras import settle_extras
 from .generation import Generation
-from .infill import infill_of
+from .infill import Infill, infill_of
 from .logprobs import TokenText
 from .logs import is_quiet, request_line
 from .metrics import Metrics
@@ -69,7 +69,7 @@ class Serving:
         self.chat_format = ChatFormat(
             loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers, config.default_chat_template_kwargs
         )
-        self.infill = infill_of(loaded.tokenizer)
+        self._infill = infill_of(loaded.tokenizer)
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy
@@ -100,6 +100,12 @@ class Serving:
         if num_prompts * n > limit:
             message = f"{num_prompts} prompts with n {n} are {num_prompts * n} answers; this server takes at most {limit} at once"
             raise ApiError(400, message, param="n" if n > 1 else "prompt")
+
+    def require_infill(self, param: str) -> Infill:
+        """Raises ApiError if this model has no gap to fill."""
+        if self._infill is None:
+            raise unsupported(param, f"{param} with a model that has no tokens for filling in the middle")
+        return self._infill
 
     def require_tokens(self, token_ids: list[int], param: str) -> list[int]:
         """The same, if the model has all of them. Raises ApiError."""

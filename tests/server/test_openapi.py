@@ -95,6 +95,7 @@ def test_no_request_model_hides_an_answer() -> None:
         ("/v1/chat/completions", CHAT | TOKENS | {"n": 2, "logprobs": True, "top_logprobs": 2}, "ChatCompletion"),
         ("/v1/completions", {"prompt": "Hi"}, "Completion"),
         ("/v1/completions", {"prompt": ["Hi", "Ho"], "n": 2, "logprobs": 2} | TOKENS, "Completion"),
+        ("/v1/fim/completions", {"prompt": "Hi"}, "ChatCompletion"),
         ("/v1/responses", {"input": "Hi"}, None),
         ("/v1/messages", CHAT | {"max_tokens": 8}, None),
         ("/v1/messages/count_tokens", CHAT, "InputTokens"),
