@@ -16,9 +16,10 @@ from torch import Tensor
 
 from .gguf_formats import FORMATS
 
-_FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
+_FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 _NUMBERS: dict[int, str] = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIifBQqd", strict=True))  # type -> struct's letter
-_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+FLOAT32 = 0
+_PLAIN = {FLOAT32: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _SLICE = 2**19  # weights made plain at a time: what that takes beside them stays in a core's cache
 _MOST = 2**20  # more keys, tensors or dimensions than any file has: a damaged count
 
@@ -128,7 +129,7 @@ class _Header:
             return self._string()
         if type != _ARRAY:
             number = self._number(_NUMBERS[type])
-            return bool(number) if type == _BOOL else float(str(np.float32(number))) if type == _FLOAT32 else number  # 0.7, not 0.699999988
+            return bool(number) if type == _BOOL else float(str(np.float32(number))) if type == _FLOAT else number  # 0.7, not 0.699999988
         of, length = self._take("<IQ")
         if length > len(self._data):
             raise ValueError(f"a list has {length} values")

@@ -69,7 +69,16 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (low | high).view(-1, 16, 16).float().sub_(32).mul_(scales[:, :, None])
 
 
+_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.float32) / 2
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    """A sign and a size in four bits; the block's scale is a power of two."""
+    scales = torch.exp2(blocks[:, :1].float() - 127)
+    return torch.cat((_FP4, -_FP4))[_nibbles(blocks[:, 1:], 1).int()].mul_(scales)
+
+
 FORMATS: dict[int, Callable[[Tensor], Tensor]] = {
-    2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k,
+    2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k, 39: _mxfp4,
 }  # fmt: skip
 """ggml's number of a format -> from blocks [n, bytes] uint8 to numbers, in the blocks' order and as many to each as it has."""

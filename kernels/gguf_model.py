@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from .gguf_file import GgufError, GgufFile, GgufTensor
+from .gguf_file import FLOAT32, GgufError, GgufFile, GgufTensor
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER = {
@@ -32,6 +34,15 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GATES, _UPS = "ffn_gate_exps.bias", "ffn_up_exps.bias"  # one tensor in transformers
+_GPT_OSS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    **{f"ffn_{part}_exps.weight": f"mlp.experts.{{}}.{part}" for part in ("gate", "up", "down")},  # as its program has them
+    "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
 _ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # settings that are stored as tensors
 _PARTS = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
@@ -40,7 +51,7 @@ _PARTS = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 class _Architecture:
     model_type: str
     class_name: str
-    names: Mapping[str, str] = field(default_factory=dict)  # beside and instead of the usual
+    names: Mapping[str, str] = field(default_factory=dict)  # beside and instead of the usual, of a part or of one of its tensors
     pairs_side_by_side: bool = False  # rotary pairs of queries and keys
     norms_plus_one: bool = False
 
@@ -52,6 +63,7 @@ _ARCHITECTURES = {
     "qwen2": _Architecture("qwen2", "Qwen2"),
     "qwen3": _Architecture("qwen3", "Qwen3"),
     "qwen3moe": _Architecture("qwen3_moe", "Qwen3Moe"),
+    "gpt-oss": _Architecture("gpt_oss", "GptOss", _GPT_OSS),
     "phi3": _Architecture("phi3", "Phi3", {"ffn_up": "mlp.gate_up_proj"}),
     "gemma": _Architecture("gemma", "Gemma", norms_plus_one=True),
     "gemma2": _Architecture("gemma2", "Gemma2", _FOUR_NORMS, norms_plus_one=True),
@@ -64,7 +76,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     settings = _Settings(file)
     name = str(file.values.get("general.architecture"))
     architecture = _ARCHITECTURES.get(name)
-    if architecture is None or settings.get("expert_count") and name != "qwen3moe":
+    if architecture is None or settings.get("expert_count") and name not in ("qwen3moe", "gpt-oss"):
         what = f"a {name} with experts" if architecture else f"architecture {name}"
         raise GgufError(f"{file.path} has {what}, which is read from safetensors only; of GGUF files {', '.join(_ARCHITECTURES)} are read")
     has_output = "output.weight" in file.tensors
@@ -101,7 +113,9 @@ class GgufWeights:
         self._architecture = _ARCHITECTURES[str(file.values.get("general.architecture"))]
         self.stored: dict[str, tuple[GgufTensor, int | None]] = {}  # name -> what is stored, and which of several that is
         for stored_name, tensor in file.tensors.items():
-            if stored_name not in _ROTARY_FACTORS:
+            if stored_name.endswith(_GATES) and (ups := file.tensors.get(stored_name.replace(_GATES, _UPS))) is not None:
+                tensor = _in_turn(tensor, ups)
+            if stored_name not in _ROTARY_FACTORS and not stored_name.endswith(_UPS):
                 name = self._name(stored_name)
                 if "{}" in name:
                     self.stored |= {name.format(index): (tensor, index) for index in range(tensor.shape[0])}
@@ -129,8 +143,15 @@ class GgufWeights:
         layer, part, kind = match.groups()
         if layer is None:
             return f"{_WHOLE[part]}.{kind}" if part in _WHOLE else stored
-        name = self._architecture.names.get(part) or _OF_LAYER.get(part)
-        return f"model.layers.{layer}.{name}.{kind}" if name else stored
+        names = {**_OF_LAYER, **self._architecture.names}
+        name = names.get(f"{part}.{kind}") or (f"{names[part]}.{kind}" if part in names else None)
+        return f"model.layers.{layer}.{name}" if name else stored
+
+
+def _in_turn(first: GgufTensor, second: GgufTensor) -> GgufTensor:
+    """[n, 2 width] of two [n, width]: one number of each, over and over."""
+    numbers = torch.stack((first.plain().float(), second.plain().float()), -1).flatten(-2)
+    return GgufTensor(numbers.numpy().view(np.uint8).ravel(), FLOAT32, tuple(numbers.shape))
 
 
 class _Settings:
@@ -207,6 +228,16 @@ def _qwen3_moe(settings: _Settings) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(settings: _Settings) -> dict[str, Any]:
+    return {
+        "num_local_experts": settings["expert_count"],
+        "num_experts_per_tok": settings["expert_used_count"],
+        "intermediate_size": settings["expert_feed_forward_length"],
+        "sliding_window": settings["attention.sliding_window"],
+        "rope_parameters": settings.rotary() | {"truncate": False},
+    }
+
+
 def _gemma(settings: _Settings) -> dict[str, Any]:
     return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 
@@ -238,6 +269,7 @@ def _gemma3(settings: _Settings) -> dict[str, Any]:
 _OWN_SETTINGS = {
     "granite": _granite,
     "qwen3moe": _qwen3_moe,
+    "gpt-oss": _gpt_oss,
     "phi3": _phi3,
     "gemma": _gemma,
     "gemma2": _gemma2,

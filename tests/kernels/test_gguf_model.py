@@ -14,7 +14,7 @@ from foretoken.engine.model import read_config
 from foretoken.engine.model_folder import find_folder, weight_files
 from foretoken.kernels.gguf_file import GgufError, GgufFile, GgufTensor
 from foretoken.kernels.quantised_checkpoint import read_quantisation
-from foretoken.kernels.weights import WeightError, network_program, read_tensors
+from foretoken.kernels.weights import WeightError, network_program, read_tensors, sliced
 
 LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0}
 NEAR = {"rope_type": "default", "rope_theta": 100.0}
@@ -37,6 +37,9 @@ MODELS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
       "rope.scaling.yarn_beta_fast": 16.0, "rope.freq_base": 100.0}),
     ("qwen3moe", "qwen3_moe", {"mlp_only_layers": []},
      {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 16}),
+    ("gpt-oss", "gpt_oss", {},
+     {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 48, "attention.sliding_window": 6, "rope.freq_base": 1e4,
+      "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}),
     ("phi3", "phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32, "sliding_window": 6},
      {"rope.freq_base": 100.0, "rope.dimension_count": 4, "rope.scaling.original_context_length": 32, "attention.sliding_window": 6}),
     ("gemma", "gemma", {"head_dim": 16}, {}),
@@ -64,8 +67,9 @@ def test_program_and_tensors(tmp_path: Path, architecture: str, family: str, set
     random_model(tiny_config(family, **settings)).save_pretrained(tmp_path / "folder")
     longrope = {f"rope_factors_{kind}": LONG[f"{kind}_factor"] for kind in ("long", "short")} if family == "phi3" else {}
     folder = folder_of(save_gguf(tmp_path / "folder", tmp_path / "model.gguf", architecture, values, factors=longrope))
-    expected, found = (read_tensors(weight_files(place)) for place in (tmp_path / "folder", folder))
-    assert network_program(read_config(folder)) == network_program(read_config(tmp_path / "folder"))
+    program = network_program(read_config(tmp_path / "folder"))
+    expected, found = (sliced(read_tensors(weight_files(place)), program.slices) for place in (tmp_path / "folder", folder))
+    assert network_program(read_config(folder)) == program
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name].float(), tensor.float(), rtol=0, atol=1e-6)
@@ -88,7 +92,7 @@ def frequencies(config: Any) -> tuple[float, ...]:
     return rope.inv_freq
 
 
-@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "BF16", "F16"])
+@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_XS", "BF16", "F16"])
 def test_numbers_are_those_of_the_library(type: str):
     """In slices, and of one matrix of several."""
     kind = gguf.GGMLQuantizationType[type]

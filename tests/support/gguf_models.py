@@ -41,8 +41,9 @@ def save_gguf(
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[architecture], config["num_hidden_layers"])
     experts: dict[str, list[Tensor]] = {}
-    for name, tensor in sorted(load_file(folder / "model.safetensors").items()):
-        if ".experts." in name:
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in sorted((_apart(tensors) if architecture == "gpt-oss" else tensors).items()):
+        if ".experts." in name and architecture != "gpt-oss":
             before, _, part = name.partition(".experts.")
             index, _, kind = part.partition(".")
             experts.setdefault(f"{before}.experts.{kind}", []).append(tensor)
@@ -58,6 +59,22 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """gpt-oss's experts, whose gates and ups take turns, and whose matrices are turned; and its sinks as weights."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        kind = "bias" if name.endswith("_bias") else "weight"
+        rows = tensor.mT if tensor.dim() == 3 else tensor
+        if ".experts.gate_up_proj" in name:
+            for part, first in (("gate", 0), ("up", 1)):
+                found[f"{name.split('gate_up')[0]}{part}_proj.{kind}"] = rows[:, first::2]
+        elif ".experts.down_proj" in name:
+            found[f"{name.split('down_proj')[0]}down_proj.{kind}"] = rows
+        else:
+            found[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+    return found
 
 
 def _turned(name: str, tensor: Tensor, architecture: str, config: dict[str, Any]) -> Tensor:
