@@ -69,7 +69,8 @@ class DecoderBuilder:
         self.attention_names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")  # what the checkpoint calls these
 
         self._hf_config, self._max_model_len = hf_config, max_model_len
-        self._eps = float(next(filter(None, map(self.config.get, _EPSILONS)), 0.0))
+        own = [name for name in _EPSILONS if hasattr(type(hf_config), name)]  # some checkpoints say others as well, which nobody reads
+        self._eps = float(next(filter(None, map(self.config.get, own or _EPSILONS)), 0.0))
         self._ops: list[Op] = []
         self._widths: dict[str, int] = {}  # of the buffers so far
         self._weights: dict[str, tuple[int, ...]] = {}

@@ -82,6 +82,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "olmo2-biases": tiny_config("olmo2", attention_bias=True, **TIED),
     "olmo2-ungrouped": tiny_config("olmo2", num_key_value_heads=4, hidden_size=24),
     "exaone4-full": tiny_config("exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
+    "cohere-another-eps": tiny_config("cohere", rms_norm_eps=0.5),  # which nobody reads
     "stablelm-parallel": tiny_config("stablelm", use_parallel_residual=True, num_key_value_heads=4, **TIED),
     "phi-whole-heads": tiny_config("phi", num_key_value_heads=4, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}),
     "olmoe-all": tiny_config("olmoe", num_experts_per_tok=8, norm_topk_prob=True),
