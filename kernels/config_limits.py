@@ -25,6 +25,8 @@ OTHER_TASKS = (
     "RewardModel",
 )
 """Ends of the names of networks that share a family's layers, but not its head: the embedding would be used in its place."""
+YOUNGER_SETTINGS = "sliding_windows", "swiglu_limits"
+"""One number a layer (K-EXAONE 2.0): whoever does not know them runs another network."""
 # Frequencies that change with the longest sequence of a batch: past this length cached keys would no longer fit.
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
@@ -43,6 +45,10 @@ def refuse_layers(hf_config: transformers.PretrainedConfig, is_program: bool = F
     if entry(hf_config, "is_encoder_decoder") or made_for.endswith(OTHER_TASKS):
         raise UnsupportedModel(f"its config.json names it {made_for or kind}, which does not continue text: choose a causal language model")
     text = hf_config.get_text_config()
+    for name in YOUNGER_SETTINGS:
+        if entry(text, name) and not hasattr(type(text), name):
+            unread = f"its config.json says {name}, which transformers {transformers.__version__} does not read for a {kind!r} model"
+            raise UnsupportedModel(f"{unread}: it would answer wrongly, choose another")
     foreign = sorted(set(entry(text, "layer_types") or ()) - SERVABLE_LAYERS)
     if not foreign or is_program:
         return

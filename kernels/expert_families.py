@@ -197,6 +197,7 @@ def dots1(d: DecoderBuilder) -> Program:
 
 def exaone_moe(d: DecoderBuilder) -> Program:
     """K-EXAONE (LG AI Research 2026): where some layers slide, the others do not rotate."""
+    d.refuse("sliding_windows", "swiglu_limits")
 
     def mlp(i: int, x: str) -> str:
         if d.config["mlp_layer_types"][i] != "sparse":

@@ -27,6 +27,14 @@ def test_recurrent_layers_of_other_families_are_refused() -> None:
     assert "Qwen3-Next, Qwen3.5, LFM2, Granite 4, Bamba, Falcon-H1 and Nemotron-H" in str(told.value)  # whatever recurrent_families.py has
 
 
+@pytest.mark.parametrize("younger", ["sliding_windows", "swiglu_limits"])
+def test_settings_of_single_layers_that_nobody_reads_are_refused(younger: str) -> None:
+    config = tiny_config("exaone_moe", **{younger: [4] * 3})
+    assert not supports(config)
+    with pytest.raises(UnsupportedModel, match=f"its config.json says {younger}, which transformers .* does not read"):
+        refuse_layers(config)
+
+
 def test_attention_alone_is_anybodys() -> None:
     for config in (tiny_config("llama"), tiny_config("gemma3"), tiny_config("qwen3_5", layer_types=["full_attention"] * 3)):
         assert not is_recurrent(config)
