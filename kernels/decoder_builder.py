@@ -86,6 +86,10 @@ class DecoderBuilder:
     def flag(self, setting: str) -> bool:
         return bool(self.config.get(setting))
 
+    def own(self, setting: str, usual: Any) -> Any:
+        """What the config says of a setting that its class knows: of others, which nobody reads, a checkpoint may say anything."""
+        return self.config[setting] if hasattr(type(self._hf_config), setting) else usual
+
     def refuse(self, *settings: str) -> None:
         """Raise UnsupportedModel if one of these is set: it has a meaning that the family's program lacks."""
         for setting in settings:

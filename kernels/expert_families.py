@@ -94,6 +94,8 @@ def ernie4_5_moe(d: DecoderBuilder) -> Program:
     width, shared = int(d.config["moe_intermediate_size"]), int(d.config["moe_num_shared_experts"])
     correction = "moe_statics.e_score_correction_bias"
     d.config["num_experts_per_tok"] = d.config["moe_k"]
+    if d.config["moe_norm_min"] > 1e-6:
+        raise UnsupportedModel(f"moe_norm_min {d.config['moe_norm_min']}")
     some = range(int(d.config["moe_layer_start_index"]), int(d.config["moe_layer_end_index"]) + 1)
 
     def attention(i: int, x: str) -> str:
@@ -286,9 +288,9 @@ def experts_and_shared(
     """
     name, width = f"{layer(i)}.mlp", int(d.config["moe_intermediate_size"])
     count, num_shared = (int(d.config[setting] or 0) for setting in settings)
-    groups = int(d.config.get("n_group") or 1), int(d.config.get("topk_group") or 1)
+    groups = int(d.own("n_group", 1) or 1), int(d.own("topk_group", 1) or 1)
     some = d.experts(
-        name, x, count, width, bool(d.config.get("norm_topk_prob", True)), PARTS, router=router, score=score, correction=correction,
+        name, x, count, width, bool(d.own("norm_topk_prob", True)), PARTS, router=router, score=score, correction=correction,
         groups=groups, scale=float(d.config[scale]),
     )  # fmt: skip
     return d.add(some, d.gated_mlp(f"{name}.{shared}", x, width * num_shared, shared_bias), f"{name}.mixed")
@@ -309,6 +311,6 @@ def granite_experts(d: DecoderBuilder, i: int, x: str, count: int, shared: int) 
 def experts_and_one_shared(d: DecoderBuilder, i: int, x: str) -> str:
     """Some of many experts, and one that all tokens share, as Qwen has had them since Qwen3-Next."""
     name, count, width = f"{layer(i)}.mlp", int(d.config["num_experts"]), int(d.config["moe_intermediate_size"])
-    renormalise = bool(d.config.get("norm_topk_prob", True))  # Qwen3.5 has no such setting
+    renormalise = bool(d.own("norm_topk_prob", True))  # Qwen3.5 has no such setting
     some = d.experts(name, x, count, width, renormalise, PARTS)
     return d.add(some, d.shared_expert(name, x, int(d.config["shared_expert_intermediate_size"])), f"{name}.mixed")

@@ -82,7 +82,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "olmo2-biases": tiny_config("olmo2", attention_bias=True, **TIED),
     "olmo2-ungrouped": tiny_config("olmo2", num_key_value_heads=4, hidden_size=24),
     "exaone4-full": tiny_config("exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
-    "cohere-another-eps": tiny_config("cohere", rms_norm_eps=0.5),  # which nobody reads
+    "cohere-unread": tiny_config("cohere", rms_norm_eps=0.5),  # which nobody reads
+    "qwen3_5_moe-unread": tiny_config("qwen3_5_moe", norm_topk_prob=False),
     "stablelm-parallel": tiny_config("stablelm", use_parallel_residual=True, num_key_value_heads=4, **TIED),
     "phi-whole-heads": tiny_config("phi", num_key_value_heads=4, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 1.0}),
     "olmoe-all": tiny_config("olmoe", num_experts_per_tok=8, norm_topk_prob=True),
@@ -252,6 +253,7 @@ def test_gemma_rounds_the_scale_of_its_embedding_to_the_format_it_runs_in() -> N
         ("qwen3_5", {"linear_num_value_heads": 3}),
         ("qwen3_5", {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}),
         ("mixtral", {"num_experts_per_tok": 6}),
+        ("ernie4_5_moe", {"moe_norm_min": 1.0}),
         ("gemma2", {"use_bidirectional_attention": True}),
         ("gemma2", {"hidden_activation": "tanh"}),
         ("gemma2", {"sliding_window": None}),
