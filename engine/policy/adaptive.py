@@ -239,17 +239,18 @@ class AdaptivePolicy:
         if all(request_id in self._was_open or asked.proposer in self._scouts for request_id, asked in self._asked.items()):
             self._observe_drafts(times.draft)
         drafting, weighing = sum(times.draft), self._weighing
+        undisturbed_s = times.step / disturbance + drafting  # others that took a core would have done so anyway
         if self._asked and self._probing.probe is None:
             if self._has_scouted:
                 self._scouting.balance.settle(committed, self._scouting.promised_rate, times.step + drafting)
             # What rounds promised says nothing of a step of one pass, and of who is unproven it was only hoped.
             elif not (weighing.promises_rounds or any([self.expectations.is_unproven(asked.proposer) for asked in self._asked.values()])):
-                self._balance.settle(committed, weighing.promised_rate, times.step + drafting)
+                self._balance.settle(committed, weighing.promised_rate, undisturbed_s)
         alone = disturbance * plain * committed / num_rows if num_tokens > num_rows else times.step
         self._balance.add(alone, times.step + drafting)
         if self._rounds.expected_rate:
             plain = min(plain, num_rows / self._rounds.expected_rate)
-        self._probing.pay(plan, verdict, times.step / disturbance, drafting, plain, num_rows)
+        self._probing.pay(plan, verdict, undisturbed_s, plain, num_rows)
         if self._probing.probe is not None and not any(said.accepted for said in verdict.rows):
             weighing.confirm()
 

@@ -61,17 +61,17 @@ class Probing:
         """The step took so long."""
         self._allowance += SHARE * seconds
 
-    def pay(self, plan: StepPlan, verdict: Verdict, step_s: float, drafting_s: float, plain_s: float, num_rows: int) -> None:
-        """What the step earned, less what its probe cost. plain_s: a step without guesses, of num_rows tokens."""
-        self._allowance = min(self._allowance + SHARE * (step_s + drafting_s), MAX_SAVED_STEPS * plain_s)
+    def pay(self, plan: StepPlan, verdict: Verdict, step_s: float, plain_s: float, num_rows: int) -> None:
+        """What the step earned, less what its probe cost. step_s: with drafting. plain_s: a step without guesses, of num_rows tokens."""
+        self._allowance = min(self._allowance + SHARE * step_s, MAX_SAVED_STEPS * plain_s)
         probe = self.probe
         if probe is None:
             return
         said = (v for r, v in zip(plan.rows, verdict.rows, strict=True) if r.request.request_id == probe.request_id)
         kept = sum(len(verdict.accepted) for verdict in said)
-        lost, token_s = probe.seconds, (step_s + drafting_s) / sum(len(row.token_ids) for row in verdict.rows)
+        lost, token_s = probe.seconds, step_s / sum(len(row.token_ids) for row in verdict.rows)
         if probe.is_alone:  # what it did take: a drafter that has to catch up takes more, one that finds nothing much less
-            lost, token_s = min(max(0.0, drafting_s + step_s - plain_s), MAX_LOST_STEPS * plain_s), plain_s / num_rows
+            lost, token_s = min(max(0.0, step_s - plain_s), MAX_LOST_STEPS * plain_s), plain_s / num_rows
         lost -= max(0, kept - probe.usual) * token_s
         if lost > 0:
             self._allowance -= lost

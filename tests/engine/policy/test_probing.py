@@ -33,7 +33,7 @@ def tried(probing: Probing, acceptance: ProposerAcceptance, request: Request, st
 def observed(probing: Probing, request: Request, accepted: int, seconds: float) -> None:
     row = PlanRow(request, 2, 1, [5] * 3, [-1, 0, 1], [0] * 3, [0], samples=True)
     said = RowVerdict(list(range(accepted)), [5] * accepted + [6])
-    probing.pay(StepPlan([row], 16), Verdict([said]), seconds, 0.0, 10 * MS, 1)
+    probing.pay(StepPlan([row], 16), Verdict([said]), seconds, 10 * MS, 1)
 
 
 def test_probes_are_paid_from_a_hundredth_of_the_time_and_charged_what_they_took() -> None:
