@@ -4,6 +4,7 @@ A row starts from its proposer's average and leaves it as evidence comes in; evi
 that a change in mid-request is followed. Knows no cost and takes no decision.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ AVERAGE_FADE = 0.97  # of a proposer's evidence with each draft of any row: traf
 ROW_WEIGHT = 10.0  # drafts that the proposer's average is worth to a row
 AVERAGE_WEIGHT = 4.0  # drafts that the first opinion is worth to a proposer
 FIRST_OPINION = 0.7  # hopeful: a proposer that is never asked teaches nothing
+DOUBT = 1.5  # standard errors by which it may be better than what little was seen of it
 HEREDITY = 0.5  # of what a row is better or worse at one depth, expected at the next
 LOWEST, HIGHEST = 0.005, 0.995
 NEGLIGIBLE = 0.01  # chance below which a guess is no candidate
@@ -138,6 +140,17 @@ class ProposerAcceptance:
         if self._expected is None:
             self._expected = self._worth(*self._priors())
         return self._expected
+
+    def hoped(self) -> Worth:
+        """The same of a proposer that may only have been unlucky: as good as at first thought, or as what was seen leaves likely.
+
+        Of a tree the average: many nodes say more than a chain that ends with its first miss.
+        """
+        if self.shape.branches:
+            return self.expected()
+        keep, make = self._priors()
+        spread = [DOUBT * math.sqrt(p * (1.0 - p) / (n + AVERAGE_WEIGHT)) for p, n in zip(keep, self._average.reached, strict=True)]
+        return self._worth([max(p, min(FIRST_OPINION, p + s)) for p, s in zip(keep, spread, strict=True)], make)
 
     @property
     def num_seen(self) -> float:

@@ -169,9 +169,12 @@ class Weighing:
                 trials[row.proposer] += 1
                 if trials[row.proposer] > TRIAL_ROWS:
                     continue
+                worth = acceptance.hoped()
+            else:
+                worth = acceptance.worth(request_id)
             if ceiling := min(acceptance.shape.most(wish), row.ceiling):
                 places.append(i)
-                candidates.append(Candidate(row.proposer, ceiling, acceptance.worth(request_id)))
+                candidates.append(Candidate(row.proposer, ceiling, worth))
         return answer, places, candidates
 
     def _is_known(self, request_id: str) -> bool:

@@ -180,6 +180,16 @@ def test_as_good_as_the_best_fixed_k(name: str, batch: int, chance: float) -> No
     assert took <= 1.02 * oracle[0], (took, oracle)
 
 
+@pytest.mark.parametrize(("chance", "best_k"), [(0.8, 2), (0.9, 3)])
+def test_bad_luck_at_first_and_cores_of_others_are_no_verdict(chance: float, best_k: int) -> None:
+    rules, took, best = SpeculativeConfig(adaptive=False, disable_by_batch_size=1000), 0.0, 0.0
+    for seed in range(6):
+        world = World(stepped, [steady(chance, length=150)], 8, 48, seed=seed)
+        took, best = took + (here := adaptive(world)), best + (k := seconds(world, rules, best_k))
+        assert here <= 1.08 * k, seed
+    assert took <= 1.06 * best
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_drafter_slower_than_the_target(batch: int) -> None:
     world = World(memory_bound, [steady(0.9)], batch, 8, draft_ms=(14.0,))
