@@ -23,7 +23,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 def gguf_folder(file: Path) -> Path:
     """The folder for a file, or for the files that it is the first of. Raises ModelLoadError."""
-    files = _parts(file.resolve())
+    files = _parts(file.absolute())  # not where a link of the hub's cache leads: that has no name
     state = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in files]
     key = hashlib.sha256(repr((_VERSION, state)).encode()).hexdigest()[:12]
     folder = cache_folder() / "gguf" / f"{file.stem}-{key}"

@@ -17,7 +17,8 @@ from foretoken.engine.config import ModelConfig
 from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.gguf_tokenizer import tokenizer_files
 from foretoken.engine.model import load_model
-from foretoken.engine.model_folder import find_folder
+from foretoken.engine.model_folder import find_folder, weight_files
+from foretoken.kernels.weights import read_tensors
 
 PROMPTS = ["def add(a, b):", "The quick brown fox jumps over the lazy dog. The quick"]
 
@@ -74,8 +75,9 @@ def test_a_folder_with_one_file_and_the_files_of_one_model(tmp_path: Path, targe
 def test_one_of_a_repositorys_files(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch):
     repository, asked = tmp_path / "snapshot", []
     (repository / "Q8_0").mkdir(parents=True)
+    blob = save_gguf(target, tmp_path / "blob", "llama")
     for name in ("tiny-Q4_K_M.gguf", "Q8_0/tiny-Q8_0.gguf"):
-        save_gguf(target, repository / name, "llama")
+        (repository / name).symlink_to(blob)
 
     def download(hub_id: str, allow_patterns: list[str], **options: Any) -> str:
         asked.append((hub_id, allow_patterns))
@@ -83,7 +85,8 @@ def test_one_of_a_repositorys_files(tmp_path: Path, target: Path, monkeypatch: p
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for kind, stem in (("q4_k_m", "tiny-Q4_K_M"), ("Q8_0", "tiny-Q8_0")):
-        assert found(f"someone/tiny-GGUF:{kind}").name.startswith(stem)
+        folder = found(f"someone/tiny-GGUF:{kind}")
+        assert folder.name.startswith(stem) and len(read_tensors(weight_files(folder)))
     assert asked[0][0] == "someone/tiny-GGUF" and "*Q4_K_M*.gguf" in asked[0][1]
     with pytest.raises(ModelLoadError, match="someone/tiny-GGUF has no GGUF file .* has Q5_0 in it"):
         found("someone/tiny-GGUF:Q5_0")
