@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from ...engine.model_folder import find_folder
+from ...kernels.gguf_files import gguf_files
 from ...proposers.training.draft import DraftTrainee
 from ...proposers.training.frozen import FrozenTarget
 from ...proposers.training.heads.base import Head
@@ -95,8 +96,11 @@ def train_head(options: HeadOptions) -> None:
 
 def load_target(model: str, device: str | torch.device) -> FrozenTarget:
     """Raises DataError for one that drafters are not trained for."""
+    folder = find_folder(model, None, log.info)
+    if gguf_files(folder):
+        raise DataError(f"--model {model} is a GGUF file: drafters learn from safetensors, so take the original's, and serve what they become")
     try:
-        return FrozenTarget.load(find_folder(model, None, log.info), device)
+        return FrozenTarget.load(folder, device)
     except ValueError as error:
         raise DataError(f"--model {model}: {error}") from error
 

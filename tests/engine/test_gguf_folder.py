@@ -19,6 +19,8 @@ from foretoken.engine.gguf_tokenizer import tokenizer_files
 from foretoken.engine.model import load_model
 from foretoken.engine.model_folder import find_folder, weight_files
 from foretoken.kernels.weights import read_tensors
+from foretoken.proposers.training.reading import DataError
+from foretoken.server.train.head import load_target
 
 PROMPTS = ["def add(a, b):", "The quick brown fox jumps over the lazy dog. The quick"]
 
@@ -113,6 +115,11 @@ def test_a_tokenizer_that_is_not_read_may_be_named(tmp_path: Path, target: Path)
     with pytest.raises(ModelLoadError, match="other.gguf: its tokenizer is of a kind that is not read: name the original model's"):
         load_model(ModelConfig(str(file)), lambda line: None)
     assert load_model(ModelConfig(str(file), tokenizer=str(target)), lambda line: None).tokenizer_size == 300
+
+
+def test_no_drafter_is_trained_for_one(tmp_path: Path, target: Path):
+    with pytest.raises(DataError, match="is a GGUF file: drafters learn from safetensors"):
+        load_target(str(save_gguf(target, tmp_path / "whole.gguf", "llama")), "meta")
 
 
 def rebuilt(folder: Path, values: dict[str, Any]) -> PreTrainedTokenizerFast:
