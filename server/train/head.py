@@ -98,7 +98,7 @@ def load_target(model: str, device: str | torch.device) -> FrozenTarget:
     """Raises DataError for one that drafters are not trained for."""
     folder = find_folder(model, None, log.info)
     if gguf_files(folder):
-        raise DataError(f"--model {model} is a GGUF file: drafters learn from safetensors, so take the original's, and serve what they become")
+        raise DataError(f"--model {model} is a GGUF file: drafters learn from safetensors, so take the original's")
     try:
         return FrozenTarget.load(folder, device)
     except ValueError as error:
