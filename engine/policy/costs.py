@@ -18,8 +18,8 @@ GAIN = 0.1  # share of a surprise that is believed of what was seen before
 DRIFT_GAIN = 0.03  # and of everything else
 MEASURED = 4.0  # observations that a measurement counts as
 OUTLIER = 0.4  # in log seconds: a stolen core is no news unless it stays
-DOUBT = 0.2  # in log seconds: twice in a row to the same side, and the estimate wants to be looked at again
-STREAK = 4  # surprises to the same side after which the biggest is news
+DOUBT = 0.2  # in log seconds: less says nothing of more; twice in a row to the same side, and the estimate wants to be looked at again
+STREAK = 4  # such surprises to the same side after which the biggest is news
 REACH = 1.25  # numbers of tokens within this factor learn from an observation too, if they have not been seen themselves
 
 
@@ -56,7 +56,7 @@ class TargetCost:
         self._per_context_token = figures.per_context_token
         self._curve = _interpolated(figures.target, max_tokens)  # [max_tokens + 1], index = tokens
         self._seen = [MEASURED if tokens in figures.target else 0.0 for tokens in range(max_tokens + 1)]
-        self._streaks = [0] * (max_tokens + 1)  # observations in a row that were dearer (above 0) or cheaper than expected
+        self._streaks = [0] * (max_tokens + 1)  # observations in a row that were much dearer (above 0) or cheaper than expected
         self._doubts = [False] * (max_tokens + 1)
         self.max_tokens = max_tokens
 
@@ -96,9 +96,10 @@ class TargetCost:
         surprise = math.log(seconds / expected)
         side = 1 if surprise > 0 else -1
         before = self._streaks[num_tokens]
-        self._streaks[num_tokens] = before + side if side * before > 0 else side
+        is_news = abs(surprise) > DOUBT  # what is small says nothing of what is large
+        self._streaks[num_tokens] = (before + side if side * before > 0 else side) if is_news else 0
         streak = abs(self._streaks[num_tokens])
-        self._doubts[num_tokens] = streak > 1 and abs(surprise) > DOUBT
+        self._doubts[num_tokens] = streak > 1
         if abs(surprise) > OUTLIER and streak < STREAK:
             return
         seen, curve = self._seen, self._curve

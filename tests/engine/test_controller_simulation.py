@@ -175,7 +175,7 @@ def test_as_good_as_the_best_fixed_k(name: str, batch: int, chance: float) -> No
     world = World(TARGETS[name], [steady(chance, length=length)], batch, num_requests)
     oracle = fixed(world)
     took = adaptive(world)
-    most = 1.06 if name == "stepped" else 1.05  # rows that are alike are told apart by luck: here a guess too many costs a whole tile
+    most = 1.07 if name == "stepped" else 1.05  # rows that are alike are told apart by luck, at the price of a whole tile: see below
     assert took <= most * min(oracle.values()), (took, oracle)
     assert took <= 1.02 * oracle[0], (took, oracle)
 
@@ -187,7 +187,7 @@ def test_bad_luck_at_first_and_cores_of_others_are_no_verdict(chance: float, bes
         world = World(stepped, [steady(chance, length=150)], 8, 48, seed=seed)
         took, best = took + (here := adaptive(world)), best + (k := seconds(world, rules, best_k))
         assert here <= 1.08 * k, seed
-    assert took <= 1.06 * best
+    assert took <= 1.055 * best
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -262,6 +262,16 @@ def test_who_is_of_use_as_a_whole_only_is_asked_for_that_or_nothing(batch: int, 
         always = seconds(world, SpeculativeConfig(adaptive=False, disable_by_batch_size=1000), num_nodes)
         took, never = seconds(world, SpeculativeConfig(), num_nodes), seconds(world, SpeculativeConfig(off=True))
         assert took <= 1.02 * never and (took <= 1.05 * always or always > 0.8 * never)
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.8])
+def test_steps_that_take_three_times_as_long_are_not_believed(chance: float) -> None:
+    """Three of ten: of many that took a little longer one after the other, the next is not the proof."""
+    took, plain = 0.0, 0.0
+    for seed in range(6):
+        world = World(compute_bound, [steady(chance, length=150)], 8, 32, stolen=0.3, seed=seed)
+        took, plain = took + adaptive(world), plain + seconds(world, SpeculativeConfig(off=True))
+    assert took <= 1.017 * plain
 
 
 @pytest.mark.parametrize("stolen", [0.0, 0.3])
