@@ -18,8 +18,10 @@ from torch import Tensor
 GROUP = 8
 Parts = dict[str, Tensor]
 """What stands behind a module's name -> tensor."""
-Encoder = Callable[[Random, int, int], tuple[Parts, list[list[float]]]]
-"""(random, outputs, inputs) -> the tensors of a random weight, and its values."""
+Encoded = tuple[Parts, list[list[float]]]
+"""The tensors of a random weight, and its values."""
+Encoder = Callable[[Random, int, int], Encoded]
+"""Of (random, outputs, inputs)."""
 
 
 def words(codes: list[int], bits: int, places: tuple[int, ...] | None = None) -> list[int]:
@@ -61,8 +63,15 @@ def some_bytes(random: Random, outputs: int, inputs: int) -> list[list[int]]:
     return [[random.randrange(0x28, 0x40) | random.randrange(2) << 7 for _ in range(inputs)] for _ in range(outputs)]
 
 
+def group_of_each(random: Random, inputs: int, reordered: bool) -> list[int]:
+    groups = [i // GROUP for i in range(inputs)]
+    if reordered:
+        random.shuffle(groups)
+    return groups
+
+
 def fp8(scale_name: str, block: tuple[int, int] | None, scale_shape: Callable[[int, int], tuple[int, ...]]) -> Encoder:
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         shape = scale_shape(outputs, inputs)
         down, across = block or (outputs if math.prod(shape) == 1 else 1, inputs)
         codes = some_bytes(random, outputs, inputs)
@@ -75,7 +84,7 @@ def fp8(scale_name: str, block: tuple[int, int] | None, scale_shape: Callable[[i
 
 
 def int8(asymmetric: bool) -> Encoder:
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         codes = [[random.randrange(-128, 128) for _ in range(inputs)] for _ in range(outputs)]
         scales, zeros = some_scales(random, outputs, 1, 0.002), [random.randrange(-9, 9) * asymmetric for _ in range(outputs)]
         values = [[single((codes[o][i] - zeros[o]) * scales[o][0]) for i in range(inputs)] for o in range(outputs)]
@@ -88,11 +97,9 @@ def int8(asymmetric: bool) -> Encoder:
 def packed(bits: int, asymmetric: bool, reordered: bool) -> Encoder:
     """compressed-tensors: signed integers plus half their range, in words along the inputs; zero points along the outputs."""
 
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         half, count = 1 << (bits - 1), inputs // GROUP
-        order = [i // GROUP for i in range(inputs)]
-        if reordered:
-            random.shuffle(order)
+        order = group_of_each(random, inputs, reordered)
         codes = [[random.randrange(-half, half) for _ in range(inputs)] for _ in range(outputs)]
         zeros = [[random.randrange(-half, half) // 3 * asymmetric for _ in range(count)] for _ in range(outputs)]
         scales = some_scales(random, outputs, count, 0.5 / half)
@@ -117,11 +124,9 @@ def packed(bits: int, asymmetric: bool, reordered: bool) -> Encoder:
 def gptq(bits: int, less_one: bool, reordered: bool) -> Encoder:
     """Words along the inputs, and of zeros along the outputs: [in, out] on disk."""
 
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         top, count = 1 << bits, inputs // GROUP
-        order = [i // GROUP for i in range(inputs)]
-        if reordered:
-            random.shuffle(order)
+        order = group_of_each(random, inputs, reordered)
         codes = [[random.randrange(top) for _ in range(outputs)] for _ in range(inputs)]
         zeros = [[random.randrange(1, top) for _ in range(outputs)] for _ in range(count)]
         scales = some_scales(random, count, outputs, 0.5 / top)
@@ -135,7 +140,7 @@ def gptq(bits: int, less_one: bool, reordered: bool) -> Encoder:
     return encode
 
 
-def awq(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+def awq(random: Random, outputs: int, inputs: int) -> Encoded:
     """Eight outputs a word; from the lowest bits up they are 0, 2, 4, 6, 1, 3, 5, 7."""
     count, places = inputs // GROUP, (0, 4, 1, 5, 2, 6, 3, 7)
     codes = [[random.randrange(16) for _ in range(outputs)] for _ in range(inputs)]
@@ -152,7 +157,7 @@ def awq(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[flo
 def fp4(kind: str) -> Encoder:
     """nvfp4 (compressed-tensors), modelopt, mxfp4: two numbers a byte, the lower half first."""
 
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         codes, count, overall = [[random.randrange(16) for _ in range(inputs)] for _ in range(outputs)], inputs // GROUP, 0.25
         exponents = [[random.randrange(121, 125) for _ in range(count)] for _ in range(outputs)]
         scales = some_bytes(random, outputs, count)
@@ -178,7 +183,7 @@ def fp4(kind: str) -> Encoder:
 def bitsandbytes4(nested: bool, kept_as: torch.dtype = torch.uint8) -> Encoder:
     """Two numbers a byte, the upper half first, in blocks of the flat weight; the last block may be short."""
 
-    def encode(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+    def encode(random: Random, outputs: int, inputs: int) -> Encoded:
         size, block = outputs * inputs, 64
         levels, codes = sorted(single(random.uniform(-1, 1)) for _ in range(16)), [random.randrange(16) for _ in range(size)]
         blocks = math.ceil(size / block)
@@ -206,7 +211,7 @@ def bitsandbytes4(nested: bool, kept_as: torch.dtype = torch.uint8) -> Encoder:
     return encode
 
 
-def bitsandbytes8(random: Random, outputs: int, inputs: int) -> tuple[Parts, list[list[float]]]:
+def bitsandbytes8(random: Random, outputs: int, inputs: int) -> Encoded:
     codes = [[random.randrange(-127, 128) for _ in range(inputs)] for _ in range(outputs)]
     largest = [single(random.uniform(0.1, 0.2)) for _ in range(outputs)]
     values = [[single(code * top / 127) for code in row] for row, top in zip(codes, largest, strict=True)]

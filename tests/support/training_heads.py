@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pretended_engine import TORCH, Guess, PretendedEngine, block_size, opened
+from safetensors.torch import load_file
 from target_views import a_view
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
@@ -136,6 +138,16 @@ def block_states(head: DFlash, text: Sequence[int], count: int) -> Tensor:
         return head(head.states(batch), block)[1:]
 
 
+def exported(head: Head, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What an export holds: its tensors, and what config.json says."""
+    head.export(folder)
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def document(tokens: Sequence[int]) -> Packed:
     """A batch of one text, all of it learned."""
     return documents(tokens)
@@ -144,6 +156,13 @@ def document(tokens: Sequence[int]) -> Packed:
 def documents(*texts: Sequence[int]) -> Packed:
     tokens = torch.tensor([token for text in texts for token in text])
     return Packed(tokens, torch.ones(len(tokens), dtype=torch.bool), (0, *accumulate(map(len, texts))))
+
+
+def check_gradients(head: Head, loss: Tensor, expected: Tensor) -> None:
+    """Both losses change every parameter alike."""
+    parameters = list(head.parameters())
+    for one, other in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def check_documents_apart(head: Head) -> None:

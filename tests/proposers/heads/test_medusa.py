@@ -1,13 +1,11 @@
 """Medusa heads in training: they learn, and what they export guesses as they do."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_served, document, made_once, texts
+from training_heads import HIDDEN, VOCAB, TinyTarget, Training, check_served, document, exported, made_once, shapes, texts
 
 from foretoken.proposers import medusa
 from foretoken.proposers.config import MedusaConfig
@@ -59,17 +57,13 @@ def test_the_loss_is_the_published_one(target: TinyTarget) -> None:
 
 
 def test_layouts_are_the_published_ones(target: TinyTarget, tmp_path: Path) -> None:
-    Medusa(target.frozen, SETTINGS).export(tmp_path / "small")
-    tensors = load_file(tmp_path / "small" / "model.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+    tensors, config = exported(Medusa(target.frozen, SETTINGS), tmp_path / "small")
+    assert shapes(tensors) == {
         f"{head}.0.linear.{kind}": shape for head in range(3) for kind, shape in (("weight", (HIDDEN, HIDDEN)), ("bias", (HIDDEN,)))
     }
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
-    config = json.loads((tmp_path / "small" / "config.json").read_text())
     assert config["medusa_num_heads"] == 3 and config["medusa_num_layers"] == 1
 
-    Medusa(target.frozen, MedusaSettings(num_heads=2, own_heads=True)).export(tmp_path / "large")
-    tensors = load_file(tmp_path / "large" / "model.safetensors")
+    tensors, config = exported(Medusa(target.frozen, MedusaSettings(num_heads=2, own_heads=True)), tmp_path / "large")
     assert tensors["lm_heads.1.weight"].shape == (VOCAB, HIDDEN) and tensors["blocks.1.layers.0.bias"].shape == (HIDDEN,)
-    config = json.loads((tmp_path / "large" / "config.json").read_text())
     assert config["model_type"] == "medusa" and config["num_heads"] == 2 and config["medusa_fc_bias"]

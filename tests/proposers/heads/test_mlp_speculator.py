@@ -1,14 +1,24 @@
 """The MLP speculator in training: it learns in two stages, and what it exports guesses as it does."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from training_heads import HIDDEN, VOCAB, TinyTarget, Training, accuracy_with_and_without_shift, check_served, document, made_once, texts
+from training_heads import (
+    HIDDEN,
+    VOCAB,
+    TinyTarget,
+    Training,
+    accuracy_with_and_without_shift,
+    check_served,
+    document,
+    exported,
+    made_once,
+    shapes,
+    texts,
+)
 
 from foretoken.proposers import mlp_speculator
 from foretoken.proposers.config import MlpSpeculatorConfig
@@ -71,13 +81,10 @@ def test_without_the_shift_guesses_are_worse(target: TinyTarget, tmp_path: Path)
 
 
 def test_tied_tensors_are_written_once(target: TinyTarget, tmp_path: Path) -> None:
-    MlpSpeculator(target.frozen, TIED).export(tmp_path / "tied")
-    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "tied" / "model.safetensors").items()}
-    assert shapes == {
+    tensors, config = exported(MlpSpeculator(target.frozen, TIED), tmp_path / "tied")
+    assert shapes(tensors) == {
         "speculator.emb.0.weight": (VOCAB, 32), "speculator.head.0.weight": (VOCAB, 32), "speculator.proj.0.weight": (32, HIDDEN),
         "speculator.proj.1.weight": (32, 32), "speculator.ln.0.weight": (32,), "speculator.ln.0.bias": (32,),
     }
-    config = json.loads((tmp_path / "tied" / "config.json").read_text())
     assert (config["emb_dim"], config["inner_dim"], config["n_predict"], config["tie_weights"]) == (HIDDEN, 32, 3, True)
-    MlpSpeculator(target.frozen, UNTIED).export(tmp_path / "untied")
-    assert len(load_file(tmp_path / "untied" / "model.safetensors")) == 5 * 3
+    assert len(exported(MlpSpeculator(target.frozen, UNTIED), tmp_path / "untied")[0]) == 5 * 3
