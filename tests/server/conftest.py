@@ -1,5 +1,6 @@
 """The app over a fake engine, for tests of shapes and refusals."""
 
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokeni
 
 @pytest.fixture
 def fake(tiny_tokenizer: PreTrainedTokenizerBase) -> FakeEngine:
-    return FakeEngine(tiny_tokenizer)
+    """Its tokenizer is its own: tests give it other templates."""
+    return FakeEngine(copy(tiny_tokenizer))
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ def test_a_whole_answer(client: TestClient, fake: FakeEngine) -> None:
     assert fake.tokenizer.decode(prompt) == "<|user|>Hi<|end|><|assistant|>"
 
 
-def test_no_message_is_lost_to_a_template_that_reads_parts(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_is_lost_to_a_template_that_reads_parts(fake: FakeEngine) -> None:
     template = "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}"
-    monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+    fake.tokenizer.chat_template = template
     client = fake.client()
     assert client.post(ROUTE, json=CHAT).status_code == 200
     assert fake.prompt(0) == "<|user|>Hi<|end|>"
@@ -170,25 +170,21 @@ STRICT = """{%- set turns = messages[1:] if messages[0].role == 'system' and SYS
         ("false", "u:be brief\n\nin French\n\none\n\ntwo\n\nnews;a:so;u:ok;"),
     ],
 )
-def test_a_template_that_wants_users_and_answers_by_turns_gets_them(
-    client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, system: str, prompt: str
-) -> None:
+def test_a_template_that_wants_users_and_answers_by_turns_gets_them(client: TestClient, fake: FakeEngine, system: str, prompt: str) -> None:
     """Coding agents send several messages of one role in a row, and some of the system between them."""
     told = ["system be brief", "developer in French", "user one", "user two", "system news", "assistant so", "user ok"]
     messages = [dict(zip(("role", "content"), line.split(" ", 1), strict=True)) for line in told]
-    monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT.replace("SYSTEM", system))
+    fake.tokenizer.chat_template = STRICT.replace("SYSTEM", system)
     assert client.post(ROUTE, json={"messages": messages}).status_code == 200
     assert fake.prompt(0) == prompt
     refused = client.post(ROUTE, json={"messages": [*messages[:6], messages[5], messages[6]]})
     assert refused.status_code == 400 and "roles must alternate" in refused.json()["error"]["message"]
-    monkeypatch.setattr(fake.tokenizer, "chat_template", STRICT[STRICT.rindex("{% for") :])  # one that takes them gets them as they are
+    fake.tokenizer.chat_template = STRICT[STRICT.rindex("{% for") :]  # one that takes them gets them as they are
     assert client.post(ROUTE, json={"messages": messages}).status_code == 200
     assert fake.prompt() == "s:be brief;s:in French;u:one;u:two;s:news;a:so;u:ok;"
 
 
-def test_a_template_may_refuse_but_never_break(
-    client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_template_may_refuse_but_never_break(client: TestClient, fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     for template, said in (
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[7].content.upper() }}", "cannot render"),
@@ -196,14 +192,14 @@ def test_a_template_may_refuse_but_never_break(
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot render"),
         ("{% for", "cannot render"),
     ):
-        monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+        fake.tokenizer.chat_template = template
         response = client.post(ROUTE, json=CHAT)
         assert response.status_code == 400 and said in response.json()["error"]["message"], response.text
-    monkeypatch.setattr(fake.tokenizer, "chat_template", "fine\n{% if x }")
+    fake.tokenizer.chat_template = "fine\n{% if x }"
     with caplog.at_level("ERROR", "foretoken.server"):
         client.post(ROUTE, json=CHAT)
     assert "broken at its line 2" in caplog.text, "whoever runs the server learns where"
-    monkeypatch.setattr(fake.tokenizer, "chat_template", None)
+    fake.tokenizer.chat_template = None
     assert refusal(client, ROUTE, CHAT)["code"] == "no_chat_template"
 
 
@@ -214,8 +210,8 @@ def test_template_kwargs_come_from_a_list(client: TestClient, kwargs: dict[str, 
     assert refusal(client, ROUTE, CHAT | {"chat_template_kwargs": kwargs})["param"].startswith("chat_template_kwargs")
 
 
-def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake.tokenizer, "chat_template", "{{ enable_thinking }} {{ reasoning_effort }}")
+def test_template_kwargs_reach_the_template(client: TestClient, fake: FakeEngine) -> None:
+    fake.tokenizer.chat_template = "{{ enable_thinking }} {{ reasoning_effort }}"
     fields = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
     assert client.post(ROUTE, json=CHAT | fields).status_code == 200
     defaults = fake.client(default_chat_template_kwargs={"enable_thinking": True, "reasoning_effort": "high"})

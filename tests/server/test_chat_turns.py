@@ -30,9 +30,9 @@ TWO = {"role": "assistant", "content": "so", "tool_calls": [call("1", "f"), call
 
 
 @pytest.fixture
-def prompt_of(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
+def prompt_of(client: TestClient, fake: FakeEngine) -> Any:
     def prompt(template: str, *messages: Any) -> str:
-        monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+        fake.tokenizer.chat_template = template
         answer(client, "/v1/chat/completions", {"messages": [USER, *messages]})
         return fake.prompt()
 

@@ -33,8 +33,8 @@ SPECIAL = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>
 
 
 @pytest.fixture
-def client(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
+def client(fake: FakeEngine) -> TestClient:
+    fake.tokenizer.chat_template = TEMPLATE
     return fake.client()
 
 

@@ -7,6 +7,8 @@ import asking
 import pytest
 from asking import CHAT, answer, chunks
 from fake_engine import FakeEngine
+from hermes import CALLS, THINKING
+from hermes import TEMPLATE as HERMES
 from starlette.testclient import TestClient
 from transformers import PreTrainedTokenizerBase
 
@@ -14,17 +16,6 @@ from foretoken.engine.request import FinishReason
 from foretoken.server.reasoning import REASONING_FORMATS, ReasoningFormat
 
 ROUTE = "/v1/chat/completions"
-HERMES = (
-    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.reasoning_content %}~{{ m.reasoning_content }}~{% endif %}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
-    "{% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-THINKING = HERMES + "{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
-CALLS = (
-    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-)
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:
@@ -35,17 +26,21 @@ TOOLS = [tool("weather", description="Of a city", strict=True), tool("time")]
 
 
 @pytest.fixture
-def hermes(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    return client_of(fake, monkeypatch, HERMES)
+def hermes(fake: FakeEngine) -> TestClient:
+    return client_of(fake, HERMES)
 
 
-def client_of(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, template: str, **settings: Any) -> TestClient:
-    monkeypatch.setattr(fake.tokenizer, "chat_template", template)
+def client_of(fake: FakeEngine, template: str, **settings: Any) -> TestClient:
+    fake.tokenizer.chat_template = template
     return fake.client(**settings)
 
 
 def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
     return answer(client, ROUTE, CHAT | fields)
+
+
+def reply(client: TestClient, **fields: Any) -> dict[str, Any]:
+    return whole(client, **fields)["choices"][0]["message"]
 
 
 def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
@@ -68,7 +63,7 @@ def test_calls_of_a_whole_answer(hermes: TestClient, fake: FakeEngine) -> None:
 
 def test_content_is_null_beside_calls_alone(hermes: TestClient, fake: FakeEngine) -> None:
     fake.reply = CALLS.partition("\n")[2]
-    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] is None
+    assert reply(hermes, tools=TOOLS)["content"] is None
 
 
 def test_calls_of_a_stream_come_as_openais(hermes: TestClient, fake: FakeEngine) -> None:
@@ -103,13 +98,13 @@ def test_a_stream_without_calls_is_what_it_was(hermes: TestClient, fake: FakeEng
     chunks = streamed(hermes, tools=TOOLS)
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == fake.reply
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop" and "metrics" in chunks[-1]
-    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+    assert reply(hermes, tools=TOOLS)["content"] == fake.reply
 
 
 def test_a_call_that_is_cut_before_its_name_is_not_told(hermes: TestClient, fake: FakeEngine) -> None:
     """By a limit or a stop string: what the model ended itself comes as it is."""
     fake.reply = 'So. <tool_call>\n{"name": "wea'
-    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+    assert reply(hermes, tools=TOOLS)["content"] == fake.reply
     endings: list[tuple[FinishReason, str | None]] = [("length", None), ("stop", "ther")]
     for fake.ending in endings:
         (choice,) = whole(hermes, tools=TOOLS)["choices"]
@@ -118,7 +113,7 @@ def test_a_call_that_is_cut_before_its_name_is_not_told(hermes: TestClient, fake
         deltas = [chunk["choices"][0]["delta"] for chunk in streamed(hermes, tools=TOOLS)]
         assert "".join(delta.get("content", "") for delta in deltas) == "So." and not any("tool_calls" in delta for delta in deltas)
     fake.reply = "Write <tool_call> and <tool"
-    assert whole(hermes, tools=TOOLS)["choices"][0]["message"]["content"] == fake.reply
+    assert reply(hermes, tools=TOOLS)["content"] == fake.reply
 
 
 def test_a_call_that_is_cut_in_its_arguments_is_not_to_be_made(hermes: TestClient, fake: FakeEngine) -> None:
@@ -142,7 +137,7 @@ def test_logprobs_of_a_stream_with_calls_are_those_of_every_token(hermes: TestCl
 
 def test_parallel_calls_can_be_declined(hermes: TestClient, fake: FakeEngine) -> None:
     fake.reply = CALLS
-    message = whole(hermes, tools=TOOLS, parallel_tool_calls=False)["choices"][0]["message"]
+    message = reply(hermes, tools=TOOLS, parallel_tool_calls=False)
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
     fake.reply, fake.ending = CALLS.partition("{}")[0] + "{", ("stop", "}")  # the one that is told is whole
     assert whole(hermes, tools=TOOLS, parallel_tool_calls=False)["choices"][0]["finish_reason"] == "tool_calls"
@@ -157,7 +152,7 @@ def test_the_template_gets_the_tools(hermes: TestClient, fake: FakeEngine) -> No
 
 def test_none_means_that_the_model_hears_of_no_tools(hermes: TestClient, fake: FakeEngine) -> None:
     fake.reply = CALLS
-    message = whole(hermes, tools=TOOLS, tool_choice="none")["choices"][0]["message"]
+    message = reply(hermes, tools=TOOLS, tool_choice="none")
     assert message["content"] == CALLS and "tool_calls" not in message and fake.prompt().startswith("<|user|>")
 
 
@@ -204,9 +199,9 @@ def test_a_conversation_with_calls_and_results(hermes: TestClient, fake: FakeEng
     assert fake.prompt().endswith('weather("no JSON")' + rest)
 
 
-def test_arguments_stay_as_written_where_the_template_takes_text(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_stay_as_written_where_the_template_takes_text(fake: FakeEngine) -> None:
     template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.function.arguments is string %}{{ c.function.arguments }}"
-    client = client_of(fake, monkeypatch, template + "{% endif %}{% endfor %}{% endfor %}")
+    client = client_of(fake, template + "{% endif %}{% endfor %}{% endfor %}")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a" :1}'}}
     whole(client, messages=[{"role": "assistant", "tool_calls": [call]}])
     assert fake.prompt() == '{"a" :1}'
@@ -256,18 +251,18 @@ def test_harmless_choices_need_no_tools(hermes: TestClient) -> None:
         whole(hermes, **fields)
 
 
-def test_a_model_without_tools_says_so(client: TestClient, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_tools_says_so(client: TestClient, fake: FakeEngine) -> None:
     error = refusal(client, tools=TOOLS)
     assert error["param"] == "tools" and "chat template" in error["message"]
-    unknown = client_of(fake, monkeypatch, "{{ tools }}{{ messages }}")
+    unknown = client_of(fake, "{{ tools }}{{ messages }}")
     assert "--tool-call-parser" in refusal(unknown, tools=TOOLS)["message"]
-    assert "--tool-call-parser" in refusal(client_of(fake, monkeypatch, HERMES, tool_call_parser="none"), tools=TOOLS)["message"]
+    assert "--tool-call-parser" in refusal(client_of(fake, HERMES, tool_call_parser="none"), tools=TOOLS)["message"]
 
 
-def test_the_parsers_flag_overrides_the_template(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parsers_flag_overrides_the_template(fake: FakeEngine) -> None:
     fake.reply = "[TOOL_CALLS]time[ARGS]{}"
-    client = client_of(fake, monkeypatch, HERMES, tool_call_parser="mistral")
-    (call,) = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    client = client_of(fake, HERMES, tool_call_parser="mistral")
+    (call,) = reply(client, tools=TOOLS)["tool_calls"]
     assert call["function"]["name"] == "time" and len(call["id"]) == 9
 
 
@@ -281,13 +276,11 @@ PHI = (
 )
 
 
-def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_them(
-    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_leaves_earlier_calls_out_gets_them_as_the_model_wrote_them(fake: FakeEngine) -> None:
     """Those of Granite 3 and Phi-4-mini write the content alone, and the model would see results of nothing."""
     fake.reply = '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "time", "arguments": {}}]'
-    client = client_of(fake, monkeypatch, GRANITE)
-    message = whole(client, tools=TOOLS)["choices"][0]["message"]
+    client = client_of(fake, GRANITE)
+    message = reply(client, tools=TOOLS)
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in message["tool_calls"]]
     whole(client, messages=[*CHAT["messages"], message, *results])
     assert fake.prompt().endswith(f"<|assistant|>{fake.reply}<|end|><|tool|>x<|end|><|tool|>x<|end|>")
@@ -301,34 +294,34 @@ KIMI = (
 )
 
 
-def test_kimi_sees_the_ids_again_that_it_wrote(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kimi_sees_the_ids_again_that_it_wrote(fake: FakeEngine) -> None:
     section = "<|tool_calls_section_begin|>%s<|tool_calls_section_end|>"
     call = "<|tool_call_begin|>functions.time:%d<|tool_call_argument_begin|>{}<|tool_call_end|>"
     fake.reply = section % (call % 3 + call % 4)
-    client = client_of(fake, monkeypatch, KIMI)
-    message = whole(client, tools=TOOLS)["choices"][0]["message"]
+    client = client_of(fake, KIMI)
+    message = reply(client, tools=TOOLS)
     assert [call["id"] for call in message["tool_calls"]] == ["functions.time:3", "functions.time:4"]
     calls = [call for chunk in streamed(client, tools=TOOLS) for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [call["id"] for call in calls if "id" in call] == ["functions.time:3", "functions.time:4"]
     whole(client, messages=[*CHAT["messages"], message, {"role": "tool", "tool_call_id": "functions.time:4", "content": "x"}])
     assert f"{fake.reply}<|end|><|tool|>x## Return of functions.time:4" in fake.prompt()
     fake.reply = section % (call % 0 * 2)
-    first, second = whole(client, tools=TOOLS)["choices"][0]["message"]["tool_calls"]
+    first, second = reply(client, tools=TOOLS)["tool_calls"]
     assert first["id"] == "functions.time:0" and second["id"].startswith("call_"), "a result tells which call it is of"
 
 
-def test_calls_that_end_kimis_reasoning_are_made(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_end_kimis_reasoning_are_made(fake: FakeEngine) -> None:
     fake.reply = "<think>Hm <|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    message = whole(client_of(fake, monkeypatch, KIMI.removesuffix("<think></think>"), reasoning_parser="kimi_k2"), tools=TOOLS)
-    assert (said := message["choices"][0]["message"])["reasoning"] == "Hm" and said["tool_calls"][0]["function"]["name"] == "time"
+    message = reply(client_of(fake, KIMI.removesuffix("<think></think>"), reasoning_parser="kimi_k2"), tools=TOOLS)
+    assert message["reasoning"] == "Hm" and message["tool_calls"][0]["function"]["name"] == "time"
 
 
-def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_takes_tools_from_the_system_gets_them_there(fake: FakeEngine) -> None:
     """As Phi-4-mini's: tools beside the messages would be lost, and the model told of none."""
     fake.reply = '<|tool_call|>[{"type": "function", "function": {"name": "time", "arguments": {}}}]<|/tool_call|>'
-    client = client_of(fake, monkeypatch, PHI)
+    client = client_of(fake, PHI)
     for system in ([], [{"role": "system", "content": "Be brief"}]):
-        (call,) = whole(client, messages=[*system, *CHAT["messages"]], tools=TOOLS[1:])["choices"][0]["message"]["tool_calls"]
+        (call,) = reply(client, messages=[*system, *CHAT["messages"]], tools=TOOLS[1:])["tool_calls"]
         assert call["function"] == {"name": "time", "arguments": "{}"}
         offered = fake.prompt().split("<|tool|>")[1].split("<|/tool|>")[0]
         assert json.loads(offered) == [TOOLS[1]["function"]]
@@ -341,18 +334,18 @@ def test_special_tokens_that_mark_calls_are_asked_for(fake: FakeEngine, monkeypa
     """They are no text otherwise; the tiny tokenizer's <|user|> stands for such a marker."""
     from foretoken.server.tools.llama3_json import Llama3Json
 
-    whole(client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
+    whole(client_of(fake, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
     assert fake.calls[-1].params.skip_special_tokens
     monkeypatch.setattr(Llama3Json, "markers", ("<|user|>",))
-    client = client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json")
+    client = client_of(fake, HERMES, tool_call_parser="llama3_json")
     whole(client, tools=TOOLS)
     assert not fake.calls[-1].params.skip_special_tokens
     whole(client)
     assert fake.calls[-1].params.skip_special_tokens
 
 
-def test_calls_without_a_marker_stay_free_for_strict_functions(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole(client_of(fake, monkeypatch, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
+def test_calls_without_a_marker_stay_free_for_strict_functions(fake: FakeEngine) -> None:
+    whole(client_of(fake, HERMES, tool_call_parser="llama3_json"), tools=TOOLS)
     assert fake.calls[-1].params.grammar is None
 
 
@@ -360,15 +353,15 @@ def test_a_marker_may_be_a_special_token_and_a_word(fake: FakeEngine, monkeypatc
     """As Gemma 4's begin of reasoning; the tiny tokenizer's <|user|> stands for the token."""
     monkeypatch.setitem(REASONING_FORMATS, "gemma4", ReasoningFormat("<|user|>thought", "</think>"))
     fake.reply = "<|user|>thought\nHm</think>{}"
-    client = client_of(fake, monkeypatch, HERMES, reasoning_parser="gemma4")
-    message = whole(client, response_format={"type": "json_object"})["choices"][0]["message"]
+    client = client_of(fake, HERMES, reasoning_parser="gemma4")
+    message = reply(client, response_format={"type": "json_object"})
     assert (message["reasoning"], message["content"]) == ("Hm", "{}")
     assert f'(<[{fake.tokenizer.convert_tokens_to_ids("<|user|>")}]> "thought" thoughts' in fake.calls[-1].params.grammar.text
 
 
-def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_is_a_part_of_its_own(fake: FakeEngine) -> None:
     fake.reply = "Paris? Easy.\n</think>\n\n" + CALLS
-    client = client_of(fake, monkeypatch, THINKING)
+    client = client_of(fake, THINKING)
     fields = {"tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
     body = whole(client, **fields)
     message = body["choices"][0]["message"]
@@ -381,9 +374,9 @@ def test_reasoning_is_a_part_of_its_own(fake: FakeEngine, monkeypatch: pytest.Mo
     assert spent == len(thought)
 
 
-def test_reasoning_can_be_left_out(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_can_be_left_out(fake: FakeEngine) -> None:
     fake.reply = "Easy.</think>Two"
-    client = client_of(fake, monkeypatch, THINKING)
+    client = client_of(fake, THINKING)
     fields = {"include_reasoning": False, "chat_template_kwargs": {"enable_thinking": True}}
     body = whole(client, **fields)
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Two", "refusal": None}
@@ -391,15 +384,15 @@ def test_reasoning_can_be_left_out(fake: FakeEngine, monkeypatch: pytest.MonkeyP
     assert all(chunk["choices"][0]["delta"].keys().isdisjoint({"reasoning", "reasoning_content"}) for chunk in streamed(client, **fields))
 
 
-def test_a_closed_reasoning_leaves_the_reply_alone(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(fake, monkeypatch, THINKING)
+def test_a_closed_reasoning_leaves_the_reply_alone(fake: FakeEngine) -> None:
+    client = client_of(fake, THINKING)
     for fields in ({}, {"reasoning_effort": "none"}, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}):
-        message = whole(client, **fields)["choices"][0]["message"]
+        message = reply(client, **fields)
         assert message["content"] == fake.reply and "reasoning" not in message
     fake.reply = "<think>Hm</think>Two"
-    assert whole(client)["choices"][0]["message"]["reasoning"] == "Hm"
-    plain = client_of(fake, monkeypatch, THINKING, reasoning_parser="none")
-    assert whole(plain)["choices"][0]["message"]["content"] == fake.reply
+    assert reply(client)["reasoning"] == "Hm"
+    plain = client_of(fake, THINKING, reasoning_parser="none")
+    assert reply(plain)["content"] == fake.reply
 
 
 def test_tokenize_counts_tools(hermes: TestClient, fake: FakeEngine) -> None:
@@ -411,7 +404,7 @@ def test_tokenize_counts_tools(hermes: TestClient, fake: FakeEngine) -> None:
 def test_an_answer_of_a_form_leaves_room_for_calls(hermes: TestClient, fake: FakeEngine, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}}}
     fake.reply = '{"a": 1}'
-    assert whole(hermes, **form)["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert reply(hermes, **form)["content"] == '{"a": 1}'
     assert fake.calls[-1].params.grammar.kind == "json_schema"
     whole(hermes, tools=TOOLS, **form)
     assert "(calls | answer)" in fake.calls[-1].params.grammar.text

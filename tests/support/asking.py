@@ -31,6 +31,24 @@ def chunks(client: TestClient, route: str, body: Mapping[str, Any]) -> list[dict
     return [json.loads(event) for event in events[:-1]]
 
 
+def named_events(client: TestClient, route: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of a stream in which every event's name is its type."""
+    response = client.post(route, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events_of(response.text)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for block in text.split("\n\n"):
+        if block and not block.startswith(":"):
+            name, data = block.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+    return events
+
+
 def posted(app: FastAPI, path: str, receive: Callable[[], Awaitable[Any]], is_read: bool = True) -> list[dict[str, Any]]:
     """One POST by bare ASGI: what was sent to a client that reads it, or does not."""
     sent: list[dict[str, Any]] = []

@@ -16,8 +16,8 @@ CALL = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Kö
 
 
 @pytest.fixture
-def client(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
+def client(fake: FakeEngine) -> TestClient:
+    fake.tokenizer.chat_template = TEMPLATE
     return fake.client()
 
 

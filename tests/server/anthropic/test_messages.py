@@ -4,29 +4,20 @@ import json
 from typing import Any
 
 import pytest
-from asking import answer
+from asking import answer, named_events
 from fake_engine import FakeEngine
+from hermes import CALLS, THINKING
 from starlette.testclient import TestClient
 
 ROUTE = "/v1/messages"
 ASK = {"model": "tiny", "max_tokens": 40, "messages": [{"role": "user", "content": "Hi"}]}
-HERMES = (
-    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    "{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}"
-)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": "weather", "description": "Of a city", "input_schema": CITY}, {"name": "time", "input_schema": {"type": "object"}}]
-CALLS = (
-    'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-)
 
 
 @pytest.fixture
-def hermes(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> TestClient:
-    monkeypatch.setattr(fake.tokenizer, "chat_template", HERMES)
+def hermes(fake: FakeEngine) -> TestClient:
+    fake.tokenizer.chat_template = THINKING
     return fake.client()
 
 
@@ -35,15 +26,7 @@ def whole(client: TestClient, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    """The events, each of which must be named as its type says."""
-    response = client.post(ROUTE, json=ASK | {"stream": True} | fields)
-    assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
-    events: list[dict[str, Any]] = []
-    for lines in response.text.strip().split("\n\n"):
-        name, data = lines.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    return named_events(client, ROUTE, ASK | fields)
 
 
 def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

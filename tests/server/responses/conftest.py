@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from responses_api import TEMPLATE
+from hermes import THINKING
 from starlette.testclient import TestClient
 
 
 @pytest.fixture
-def serve(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TestClient]]:
+def serve(fake: FakeEngine) -> Iterator[Callable[..., TestClient]]:
     """`serve(response_store="none", ...)`: a client of the app, whose event loop goes on between requests."""
-    monkeypatch.setattr(fake.tokenizer, "chat_template", TEMPLATE)
+    fake.tokenizer.chat_template = THINKING
     clients: list[TestClient] = []
 
     def start(**settings: Any) -> TestClient:

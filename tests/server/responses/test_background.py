@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import events_of
 from fake_engine import FakeEngine
-from responses_api import create, events_of, refusal, stream
+from responses_api import create, refusal, stream
 from starlette.testclient import TestClient
 
 from foretoken.server.responses import background
