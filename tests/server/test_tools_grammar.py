@@ -1,7 +1,7 @@
 """Grammars of calls that must be made: what they let a model write is what the format's parser reads, with arguments that fit."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -54,6 +54,11 @@ class Model:
     def spell(self, marker: str) -> str:
         tokens = {str(entry): token for token, entry in self.tokenizer.added_tokens_decoder.items()}
         return f"<[{tokens[marker]}]>" if marker in tokens else quoted(marker)
+
+    def called(self, name: str, *tools: Tool, parallel: bool = True, by_token: bool = True) -> GrammarSpec | None:
+        """The grammar of calls in this format where one must be made. by_token: markers that are tokens are those tokens."""
+        spell = self.spell if by_token else quoted
+        return reply_grammar(None, FORMATS[name], Offer(tools, required=True, parallel=parallel), None, False, spell)
 
     def opened(self, spec: GrammarSpec | None) -> tuple[GrammarState, list[int]]:
         """A state and the tokens that it follows."""
@@ -140,16 +145,13 @@ def fits(name: str, arguments: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_whatever_a_grammar_lets_through_is_calls(
-    name: str, parallel: bool, model: Model
-) -> None:
-    format = FORMATS[name]
-    spec = reply_grammar(None, format, Offer(TOOLS, required=True, parallel=parallel), None, False, model.spell)
+def test_whatever_a_grammar_lets_through_is_calls(name: str, parallel: bool, model: Model) -> None:
+    spec = model.called(name, *TOOLS, parallel=parallel)
     num_calls = []
     for seed in range(12):
         text = model.written(spec, Random(seed))
         if text is not None:
-            calls = calls_of(format, text)
+            calls = calls_of(FORMATS[name], text)
             assert calls and all(fits(name, arguments) for name, arguments in calls), text
             num_calls.append(len(calls))
     assert len(num_calls) >= 4 and (parallel or set(num_calls) == {1})
@@ -174,11 +176,11 @@ HOSTILE = ["</parameter>", "</arg_value>", "<escape>", '<|"|>', "[link](x)", "{a
 
 
 def check_a_call(
-    name: str, schema: dict[str, Any], spell: Callable[[str], str], write: Callable[[GrammarSpec | None], str | None]
+    model: Model, name: str, schema: dict[str, Any], seed: int, most: int = 300, words: Sequence[str] = (), by_token: bool = True
 ) -> None:
-    """What `write` writes by the grammar of this format fits the schema, if it comes to an end."""
+    """What is written by the grammar of this format fits the schema, if it comes to an end."""
     tool = function(schema)
-    text = write(reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, spell))
+    text = model.written(model.called(name, tool, parallel=False, by_token=by_token), Random(seed), most, words)
     if text is not None:
         ((_, arguments),) = calls_of(FORMATS[name], text, [tool])
         assert Draft202012Validator(schema).is_valid(arguments), text
@@ -186,13 +188,11 @@ def check_a_call(
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("by_token", [True, False])
-def test_calls_fit_schemas_of_every_shape(
-    name: str, by_token: bool, model: Model
-) -> None:
-    defined, spell = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}, model.spell if by_token else quoted
+def test_calls_fit_schemas_of_every_shape(name: str, by_token: bool, model: Model) -> None:
+    defined = {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}}
     for seed, (key, shape) in enumerate([*SHAPES.items()] * 4):
         schema = {"type": "object", "properties": {key: shape}, "required": [key], "$defs": defined, "additionalProperties": False}
-        check_a_call(name, schema, spell, lambda spec, seed=seed: model.written(spec, Random(seed), 120, HOSTILE))
+        check_a_call(model, name, schema, seed, 120, HOSTILE, by_token)
 
 
 REFERENCES: dict[str, Any] = {
@@ -212,7 +212,7 @@ def test_a_reference_may_be_to_any_place_of_the_schema(name: str, model: Model) 
     for key in REFERENCES:
         schema = {"type": "object", "properties": REFERENCES, "required": [key], "$defs": defined, "additionalProperties": False}
         for seed in range(4):
-            check_a_call(name, schema, model.spell, lambda spec, seed=seed: model.written(spec, Random(seed)))
+            check_a_call(model, name, schema, seed)
 
 
 EXAMPLES = {
@@ -246,7 +246,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_a_model_may_write_as_it_was_taught(name: str, model: Model) -> None:
-    spec = reply_grammar(None, FORMATS[name], Offer(TOOLS, required=True), None, False, model.spell)
+    spec = model.called(name, *TOOLS)
     assert model.accepts(spec, EXAMPLES[name])
     assert not model.accepts(spec, EXAMPLES[name].replace("Rome", "Oslo"))
     assert not model.accepts(spec, EXAMPLES[name].replace("weather", "whether"))
@@ -258,7 +258,7 @@ def test_a_model_may_write_as_it_was_taught(name: str, model: Model) -> None:
 def test_a_key_may_be_any_text(name: str, key: str, model: Model) -> None:
     parameters = {"properties": {"a": {}, key: {"type": "integer"}}, "required": [key]}
     tool = function(parameters)
-    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True, parallel=False), None, False, model.spell)
+    spec = model.called(name, tool, parallel=False)
     texts = [text for seed in range(4) if (text := model.written(spec, Random(seed))) is not None]
     for text in texts:
         ((called, arguments),) = calls_of(FORMATS[name], text, (tool,))
@@ -274,9 +274,7 @@ def test_a_key_may_be_any_text(name: str, key: str, model: Model) -> None:
         ("{one:[]}", True), ("{one:[true,true]}", False),
     ],
 )
-def test_gemmas_values_fit_their_schemas(
-    arguments: str, allowed: bool, model: Model
-) -> None:
+def test_gemmas_values_fit_their_schemas(arguments: str, allowed: bool, model: Model) -> None:
     properties = {
         "a": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "b": {"type": ["integer", "null"], "const": 7},
@@ -285,8 +283,7 @@ def test_gemmas_values_fit_their_schemas(
         "one": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
     }
     nested = {"type": "object", "properties": {"e": {"$ref": "#/$defs/nested"}}}
-    tool = function({"properties": properties, "$defs": {"nested": nested}})
-    spec = reply_grammar(None, FORMATS["functiongemma"], Offer((tool,), required=True), None, False, model.spell)
+    spec = model.called("functiongemma", function({"properties": properties, "$defs": {"nested": nested}}))
     assert model.accepts(spec, f"<start_function_call>call:f{arguments}<end_function_call>") is allowed
 
 
@@ -316,12 +313,8 @@ def test_a_grammar_grows_no_faster_than_the_schema() -> None:
         ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, "a=1 b=1", False),
     ],
 )
-def test_pythonic_values_fit_their_schemas(
-    parameters: dict[str, Any], arguments: str, allowed: bool, model: Model
-) -> None:
-    tool = function(parameters)
-    spec = reply_grammar(None, FORMATS["pythonic"], Offer((tool,), required=True), None, False, model.spell)
-    assert model.accepts(spec, f"[f({arguments})]") is allowed
+def test_pythonic_values_fit_their_schemas(parameters: dict[str, Any], arguments: str, allowed: bool, model: Model) -> None:
+    assert model.accepts(model.called("pythonic", function(parameters)), f"[f({arguments})]") is allowed
 
 
 BARE = {
@@ -333,13 +326,9 @@ BARE = {
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("by_token", [True, False])
-def test_bare_texts_have_the_length_that_was_asked_for_or_are_null(
-    name: str, by_token: bool, model: Model
-) -> None:
+def test_bare_texts_have_the_length_that_was_asked_for_or_are_null(name: str, by_token: bool, model: Model) -> None:
     parameters = {"properties": {"a": {"type": "string", "minLength": 1, "maxLength": 3, "nullable": True}}, "required": ["a"]}
-    tool = function(parameters)
-    spell = model.spell if by_token else quoted
-    spec = reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, spell)
+    spec = model.called(name, function(parameters), by_token=by_token)
     null = BARE[name].replace('<|"|>', "") % "null"
     for text, fits in ((BARE[name] % "\n<é", True), (BARE[name] % "", False), (BARE[name] % "four", False), (null, True)):
         if by_token:
@@ -359,9 +348,7 @@ CALL = '<tool_call>\n{"name": "weather.now", "arguments": {}}\n</tool_call>'
         (False, f"<think>Hm</think>{CALL}", True), (False, f"Hm</think>{CALL}", False),
     ],
 )
-def test_reasoning_may_come_before_calls(
-    inside: bool, text: str, allowed: bool, model: Model
-) -> None:
+def test_reasoning_may_come_before_calls(inside: bool, text: str, allowed: bool, model: Model) -> None:
     spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, required=True), THINK, inside, model.spell)
     assert model.accepts(spec, text) is allowed
 
@@ -381,9 +368,7 @@ def test_reasoning_may_come_before_calls(
         ('<tool_call>\n{"name": "weather.now", ', False),
     ],
 )
-def test_a_strict_call_fits_its_schema_among_free_text(
-    inside: bool, text: str, allowed: bool, model: Model
-) -> None:
+def test_a_strict_call_fits_its_schema_among_free_text(inside: bool, text: str, allowed: bool, model: Model) -> None:
     spec = reply_grammar(None, FORMATS["hermes"], Offer(TOOLS, strict=True), THINK, inside, model.spell)
     thoughts = "Hm</think>\n\n" if inside else ""
     assert model.accepts(spec, thoughts + text) is allowed
@@ -467,12 +452,9 @@ def test_forms_that_stand_alone_do() -> None:
         {"properties": {"a": {"type": "object", "properties": ["b"]}}, "required": ["a"]},
     ],
 )
-def test_odd_parameters_are_refused_or_followed(
-    name: str, parameters: dict[str, Any], model: Model
-) -> None:
+def test_odd_parameters_are_refused_or_followed(name: str, parameters: dict[str, Any], model: Model) -> None:
     """They may be refused, by the one error that a client gets; nothing else may come of them."""
-    tool = function(parameters)
     try:
-        model.compiler.compile(reply_grammar(None, FORMATS[name], Offer((tool,), required=True), None, False, model.spell) or FORM)
+        model.compiler.compile(model.called(name, function(parameters)) or FORM)
     except InvalidGrammar as error:
         assert error.param == "tools"
