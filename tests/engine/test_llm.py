@@ -48,6 +48,14 @@ def other_default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     torch.set_default_dtype(torch.float32)
 
 
+def generate(llm: LLM, prompts: Any, params: SamplingParams | list[SamplingParams] = GREEDY) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def chat(llm: LLM, messages: Any, **settings: Any) -> list[RequestOutput]:
+    return llm.chat(messages, GREEDY, use_tqdm=False, **settings)
+
+
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [choice.token_ids for output in outputs for choice in output.outputs]
 
@@ -58,7 +66,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     ids=["greedy", "seeded", "penalties"],
 )
 def test_speculation_changes_speed_only(drafting: LLM, plain: LLM, params: SamplingParams) -> None:
-    with_drafts, without = drafting.generate(PROMPTS, params, use_tqdm=False), plain.generate(PROMPTS, params, use_tqdm=False)
+    with_drafts, without = generate(drafting, PROMPTS, params), generate(plain, PROMPTS, params)
     assert tokens(with_drafts) == tokens(without)
     assert [c.text for o in with_drafts for c in o.outputs] == [c.text for o in without for c in o.outputs]
     for output in without:
@@ -77,7 +85,7 @@ def test_the_default_dtype_of_the_process_changes_nothing(
         for dtype in (other_default, torch.float32):
             torch.set_default_dtype(dtype)
             with LLM(tiny_target, config | {"rejection_sample_method": rule}, executor=executor, **OPTIONS) as llm:
-                outputs = llm.generate(PROMPTS[:2], each, use_tqdm=False)
+                outputs = generate(llm, PROMPTS[:2], each)
                 drafted = [(p.num_draft_tokens, p.num_accepted_tokens, p.num_failures) for p in llm.stats().proposers]
                 said.append((tokens(outputs), drafted))
         assert said[0] == said[1] and said[0][1][1][0] > 0
@@ -85,7 +93,7 @@ def test_the_default_dtype_of_the_process_changes_nothing(
 
 def test_acceptance_of_each_request(drafting: LLM) -> None:
     before = drafting.stats()
-    outputs = drafting.generate(PROMPTS, GREEDY, use_tqdm=False)
+    outputs = generate(drafting, PROMPTS)
     for output in outputs:
         said = output.metrics.speculative_decoding
         assert said.num_spec_tokens == 3 and said.num_draft_tokens > 0
@@ -109,14 +117,14 @@ def test_acceptance_of_each_request(drafting: LLM) -> None:
 )
 def test_the_most_that_a_step_guesses_is_told_where_nobody_gave_a_number(tiny_target: Path, config: Any, most: int) -> None:
     with LLM(tiny_target, config, **OPTIONS) as llm:
-        (output,) = llm.generate("one two one two", GREEDY, use_tqdm=False)
+        (output,) = generate(llm, "one two one two")
         said = output.metrics.speculative_decoding
         assert said.num_spec_tokens == most >= len(said.acceptance_histogram) - 1
 
 
 def test_one_request_without_speculation(drafting: LLM) -> None:
     off = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, speculation={"method": "off"})
-    spared, drafted = drafting.generate(["one", "one"], [off, GREEDY], use_tqdm=False)
+    spared, drafted = generate(drafting, ["one", "one"], [off, GREEDY])
     assert spared.metrics.speculative_decoding.num_draft_tokens == 0 < drafted.metrics.speculative_decoding.num_draft_tokens
     assert spared.outputs[0].token_ids == drafted.outputs[0].token_ids
 
@@ -124,15 +132,15 @@ def test_one_request_without_speculation(drafting: LLM) -> None:
 def test_every_shape_of_prompt_is_the_same_prompt(plain: LLM) -> None:
     ids = plain.get_tokenizer().encode(PROMPTS[0])
     prompts: list[Any] = [PROMPTS[0], {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, ids]
-    outputs = plain.generate(prompts, GREEDY, use_tqdm=False)
+    outputs = generate(plain, prompts)
     assert all(output.prompt_token_ids == ids for output in outputs) and len({tuple(t) for t in tokens(outputs)}) == 1
     assert [output.prompt for output in outputs] == [PROMPTS[0], PROMPTS[0], None, None]
     assert len({output.request_id for output in outputs}) == 4
-    assert plain.generate([], GREEDY, use_tqdm=False) == []
+    assert generate(plain, []) == []
 
 
 def test_text_logprobs_and_times(plain: LLM) -> None:
-    (output,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True), use_tqdm=False)
+    (output,) = generate(plain, "The", SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True))
     (choice,) = output.outputs
     assert output.finished and choice.finished and (choice.finish_reason, choice.stop_reason) == ("length", None)
     assert choice.text == plain.get_tokenizer().decode(choice.token_ids, skip_special_tokens=True)
@@ -141,13 +149,13 @@ def test_text_logprobs_and_times(plain: LLM) -> None:
         assert entry[token].rank == 1 and len(entry) == 3  # greedy: the chosen token is among the best
         assert [e.rank for e in entry.values()] == [1, 2, 3] and entry[token].decoded_token == plain.get_tokenizer().decode([token])
     everything = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, prompt_logprobs=100)
-    (whole,) = plain.generate("The quick", everything, use_tqdm=False)
+    (whole,) = generate(plain, "The quick", everything)
     assert whole.prompt_logprobs is not None and whole.prompt_logprobs[1] is not None and len(whole.prompt_logprobs[1]) in (100, 101)
     assert whole.outputs[0].logprobs is not None and len(whole.outputs[0].logprobs[0]) == plain._running().model.vocab_size
     assert choice.cumulative_logprob == pytest.approx(sum(e[t].logprob for e, t in zip(choice.logprobs, choice.token_ids, strict=True)))
     worst = min(whole.outputs[0].logprobs[0].items(), key=lambda entry: entry[1].logprob)[0]
     named = SamplingParams(temperature=0, max_tokens=1, logprobs=0, logprob_token_ids=[worst, choice.token_ids[0]])
-    told = plain.generate("The", named, use_tqdm=False)[0].outputs[0].logprobs
+    told = generate(plain, "The", named)[0].outputs[0].logprobs
     assert told is not None and {token: entry.rank for token, entry in told[0].items()} == {choice.token_ids[0]: 1, worst: None}
     times = output.metrics
     assert times.first_token_time is not None and times.last_token_time is not None
@@ -155,19 +163,19 @@ def test_text_logprobs_and_times(plain: LLM) -> None:
 
 
 def test_stop_string_ends_text_and_tokens(plain: LLM) -> None:
-    (whole,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False)
+    (whole,) = generate(plain, "The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     text = whole.outputs[0].text
     stop = next(char for char in text[5:] if char != "\ufffd" and char not in text[:5])
-    (cut,) = plain.generate("The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop), use_tqdm=False)
+    (cut,) = generate(plain, "The", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop))
     choice = cut.outputs[0]
     assert (choice.text, choice.finish_reason, choice.stop_reason) == (text[: text.index(stop)], "stop", stop)
     assert choice.token_ids == whole.outputs[0].token_ids[: len(choice.token_ids)] and len(choice.token_ids) < 40
 
 
 def test_choices_differ_and_share_the_prompt(plain: LLM) -> None:
-    (output,) = plain.generate(["a long enough prompt to fill some blocks of cache"], SamplingParams(n=3, max_tokens=12), use_tqdm=False)
+    (output,) = generate(plain, ["a long enough prompt to fill some blocks of cache"], SamplingParams(n=3, max_tokens=12))
     assert [choice.index for choice in output.outputs] == [0, 1, 2] and len({c.text for c in output.outputs}) == 3
-    (output,) = plain.generate(["pass@k"], SamplingParams(n=200, max_tokens=8), use_tqdm=False)
+    (output,) = generate(plain, ["pass@k"], SamplingParams(n=200, max_tokens=8))
     assert len({tuple(choice.token_ids) for choice in output.outputs}) > 150
 
 
@@ -196,9 +204,9 @@ def test_one_bad_prompt_refuses_the_call_before_it_runs(plain: LLM) -> None:
     before = plain.stats().num_steps
     assert plain.llm_engine.model_config.max_model_len == 512
     with pytest.raises(ContextTooLong, match=r"^prompts\[1\]: the prompt is too long: 600"):
-        plain.generate(["fine", [1] * 600], GREEDY, use_tqdm=False)
+        generate(plain, ["fine", [1] * 600])
     with pytest.raises(InvalidRequest, match=r"^the prompt is empty"):
-        plain.generate("", GREEDY, use_tqdm=False)
+        generate(plain, "")
     with pytest.raises(TypeError, match=r"^conversations\[1\]: message 0 is str"):
         plain.chat([[{"role": "user", "content": "hi"}], ["hi"]], GREEDY, use_tqdm=False)  # pyright: ignore[reportArgumentType]
     assert plain.stats().num_steps == before and plain.stats().num_waiting == 0
@@ -227,12 +235,12 @@ def test_ctrl_c_waits_for_the_step_to_end(plain: LLM, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(core, "step", interrupted)
-        plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+        generate(plain, PROMPTS)
     assert len(whole) == 2, "the second step was interrupted, and ended all the same"
     assert not core.has_work
     core.check()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert len(tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))) == 4
+    assert len(tokens(generate(plain, PROMPTS))) == 4
 
 
 def test_an_alarm_ends_the_call_and_fails_no_request(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +258,7 @@ def test_an_alarm_ends_the_call_and_fails_no_request(plain: LLM, monkeypatch: py
     before = signal.signal(signal.SIGALRM, end)
     with monkeypatch.context() as patch, pytest.raises(TimeoutError):
         patch.setattr(committer, "_write", late)
-        plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+        generate(plain, PROMPTS)
     assert signal.signal(signal.SIGALRM, before) is end
     plain._running().core.check()
 
@@ -259,7 +267,7 @@ def test_the_number_of_torchs_threads_is_left_alone(tiny_target: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     with LLM(tiny_target, **OPTIONS) as llm:
-        for act in (lambda: llm.generate("x", GREEDY, use_tqdm=False), lambda: llm.embed("x", use_tqdm=False)):
+        for act in (lambda: generate(llm, "x"), lambda: llm.embed("x", use_tqdm=False)):
             assert torch.get_num_threads() == 3 and act()
     after = torch.get_num_threads()
     torch.set_num_threads(before)
@@ -267,7 +275,7 @@ def test_the_number_of_torchs_threads_is_left_alone(tiny_target: Path) -> None:
 
 
 def test_threads_take_turns(plain: LLM) -> None:
-    expected = {prompt: tokens(plain.generate(prompt, GREEDY, use_tqdm=False)) for prompt in PROMPTS}
+    expected = {prompt: tokens(generate(plain, prompt)) for prompt in PROMPTS}
     with ThreadPoolExecutor(4) as pool:
         asked = [(prompt, pool.submit(plain.generate, prompt, GREEDY, use_tqdm=False)) for prompt in PROMPTS * 5]
     assert all(tokens(answer.result()) == expected[prompt] for prompt, answer in asked)
@@ -285,33 +293,33 @@ def test_tools_reach_templates_that_know_of_them(plain: LLM) -> None:
         (listed, None, "be briefhi"),
         (of_system, [tool], f"<system>[{json.dumps(tool['function'])}]be brief<user>Nonehi"),
     ):
-        (output,) = plain.chat(messages, GREEDY, use_tqdm=False, chat_template=template, tools=tools)
+        (output,) = chat(plain, messages, chat_template=template, tools=tools)
         assert output.prompt == text
     with pytest.raises(InvalidRequest, match="does not know of tools"):
-        plain.chat(messages, GREEDY, use_tqdm=False, chat_template=contents, tools=[tool])
+        chat(plain, messages, chat_template=contents, tools=[tool])
 
 
 def test_an_output_of_a_given_form(plain: LLM) -> None:
     settings = SamplingParams(temperature=0, max_tokens=16, grammar=GrammarSpec.choice(["yes", "no"]))
-    assert {output.outputs[0].text for output in plain.generate(PROMPTS, settings, use_tqdm=False)} <= {"yes", "no"}
+    assert {output.outputs[0].text for output in generate(plain, PROMPTS, settings)} <= {"yes", "no"}
 
 
 def test_chat_is_generate_behind_the_template(plain: LLM) -> None:
     messages = [{"role": "user", "content": "hi"}]
     text = "<|user|>hi<|end|><|assistant|>"
     ids = plain.get_tokenizer().encode(text, add_special_tokens=False)
-    (expected,) = plain.generate([ids], GREEDY, use_tqdm=False)
+    (expected,) = generate(plain, [ids])
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    for outputs in (plain.chat(messages, GREEDY, use_tqdm=False), plain.chat([messages, parts], GREEDY, use_tqdm=False)):
+    for outputs in (chat(plain, messages), chat(plain, [messages, parts])):
         for output in outputs:
             assert (output.prompt, output.prompt_token_ids) == (text, ids)
             assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-    (bare,) = plain.chat(messages, GREEDY, use_tqdm=False, add_generation_prompt=False)
+    (bare,) = chat(plain, messages, add_generation_prompt=False)
     assert bare.prompt == "<|user|>hi<|end|>"
     with pytest.raises(InvalidRequest, match="template"):
-        plain.chat(messages, GREEDY, use_tqdm=False, chat_template="{% for %}")
+        chat(plain, messages, chat_template="{% for %}")
     of_parts = "{% for m in messages %}<|user|>{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
-    (output,) = plain.chat(messages, GREEDY, use_tqdm=False, chat_template=of_parts)
+    (output,) = chat(plain, messages, chat_template=of_parts)
     assert output.prompt == text
 
 
@@ -325,23 +333,23 @@ def test_a_conversation_that_a_template_refuses_is_told_in_another_way(plain: LL
     calls = [{"id": id, "type": "function", "function": {"name": f"f{id}", "arguments": '{"a": 7}'}} for id in "12"]
     user = {"role": "user", "content": "hi"}
     called = [user, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "tool_call_id": "1", "content": "r"}]
-    (output,) = plain.chat(called, GREEDY, use_tqdm=False, chat_template=one_call)
+    (output,) = chat(plain, called, chat_template=one_call)
     assert output.prompt == "u:hi;a:[f17];t:rf1;a:[f27];"
     odd = "{% if (m.role == 'user') == loop.index0 % 2 %}{{ raise_exception('by turns') }}{% endif %}"
     by_turns = "{% for m in messages %}" + odd + "{{ m.content }}|{% endfor %}"
-    (output,) = plain.chat([user, user], GREEDY, use_tqdm=False, chat_template=by_turns)
+    (output,) = chat(plain, [user, user], chat_template=by_turns)
     assert output.prompt == "hi\n\nhi|"
     with pytest.raises(InvalidRequest, match="refuses this conversation: never"):
-        plain.chat([user], GREEDY, use_tqdm=False, chat_template="{{ raise_exception('never') }}")
+        chat(plain, [user], chat_template="{{ raise_exception('never') }}")
     with pytest.raises(InvalidRequest, match="needs a role"):
-        plain.chat([user, {"content": "hi"}], GREEDY, use_tqdm=False)
+        chat(plain, [user, {"content": "hi"}])
 
 
 def test_the_bar_shows_speed_and_acceptance(drafting: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     drafting.generate(PROMPTS, GREEDY)
     shown = capsys.readouterr().err
     assert "4/4" in shown and "tokens/s" in shown and "% of drafts accepted" in shown
-    drafting.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    generate(drafting, PROMPTS[:1])
     assert capsys.readouterr().err == ""
     for act in (lambda bar: drafting.generate(PROMPTS, GREEDY, use_tqdm=bar), lambda bar: drafting.embed(PROMPTS, use_tqdm=bar)):
         act(partial(tqdm, bar_format="{n} of {total}"))
@@ -350,7 +358,7 @@ def test_the_bar_shows_speed_and_acceptance(drafting: LLM, capsys: pytest.Captur
 
 def test_shut_down_says_so(tiny_target: Path) -> None:
     with LLM(tiny_target, **OPTIONS) as llm:
-        assert tokens(llm.generate("x", GREEDY, use_tqdm=False))
+        assert tokens(generate(llm, "x"))
     with pytest.raises(EngineDead):
         llm.generate("x")
 
@@ -363,7 +371,7 @@ def test_answers_are_kept_from_one_process_to_the_next(tiny_target: Path, tmp_pa
         options = OPTIONS | {"speculation_corpus_dir": tmp_path / "corpora"}
         with LLM(tiny_target, speculative_config={"method": "suffix", "adaptive": False}, **options) as llm:
             for _ in range(2):
-                (output,) = llm.generate("x", settings, use_tqdm=False)
+                (output,) = generate(llm, "x", settings)
                 answers.append(tokens([output]))
                 drafts.append(output.metrics.speculative_decoding.num_accepted_draft_tokens)
     assert all(answer == answers[0] for answer in answers)
@@ -379,13 +387,13 @@ def test_a_quantised_model_with_a_quantised_draft(tmp_path: Path) -> None:
     options: dict[str, Any] = {**OPTIONS, "dtype": "bfloat16"}
     draft = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
     with LLM(folder, speculative_config=draft, **options) as llm:
-        said = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+        said = tokens(generate(llm, PROMPTS))
         lines = "\n".join(llm._running().banner)
         assert lines.count("int4 weights (stored as gptq), bfloat16") == 2, lines
     with LLM(folder, speculative_config={"method": "off"}, **options) as llm:
-        assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == said
+        assert tokens(generate(llm, PROMPTS)) == said
     alike = []
     for model in (folder, twin):  # the head is narrow too where a format is asked for
         with LLM(model, speculative_config={"method": "off"}, quantization="int4", **options) as llm:
-            alike.append(tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)))
+            alike.append(tokens(generate(llm, PROMPTS)))
     assert alike[0] == alike[1]

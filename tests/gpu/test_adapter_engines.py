@@ -1,22 +1,17 @@
 """Adapters on a GPU, or where Triton's interpreter stands in for one: each row has its own, in graphs and overlapping steps too."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+import small_gpu_engines
 from random_adapters import pairs_for, save_adapter
-from random_drafters import write
-from saying import check_engine, said
+from saying import check_engine
+from small_gpu_engines import guessing
 
-from foretoken import LLM, LoRARequest, SamplingParams
+from foretoken import LLM, LoRARequest
 from foretoken.engine.errors import ConfigError
 
-PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], [7, 8, 7, 8, 7]]
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-OPTIONS: dict[str, Any] = {
-    "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16,
-    "enable_prefix_caching": False, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8,
-}  # fmt: skip
+OPTIONS = small_gpu_engines.OPTIONS | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +22,7 @@ def asked(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> list[L
 
 
 def say(llm: LLM, asked: list[LoRARequest | None]) -> list[list[int]]:
-    return said(llm, PROMPTS, GREEDY, lora_request=asked)
+    return small_gpu_engines.say(llm, lora_request=asked)
 
 
 @pytest.mark.parametrize("method", ["off", "draft_model", "eagle3", "uno"])
@@ -35,10 +30,7 @@ def test_each_row_has_its_own(a_gpu: None, tiny_target: Path, asked: list[LoRARe
     with LLM(tiny_target, {"method": "off"}, device="cpu", executor="torch", **OPTIONS) as llm:
         expected = say(llm, asked)
         assert expected != say(llm, [None] * 3)
-    config: dict[str, Any] = {"method": method}
-    if method != "off":
-        config |= {"model": str(write(method, tiny_target, tmp_path)), "num_speculative_tokens": 3, "adaptive": False}
-        config |= {"layers": [0, 1, 2]} if method == "eagle3" else {}
+    config = guessing(method, tiny_target, tmp_path)
     with LLM(tiny_target, config, device="cuda", **OPTIONS) as llm:
         assert say(llm, asked) == expected
         check_engine(llm)

@@ -5,23 +5,15 @@ What is planned, loaded, quantised and run is all real there too.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from random_drafters import write
 from safetensors.torch import load_file, save_file
-from saying import check_engine, said
+from saying import check_engine
+from small_gpu_engines import OPTIONS, guessing, say
 
-from foretoken import LLM, SamplingParams
+from foretoken import LLM
 from foretoken.kernels.graphs import GraphExecutor
 from foretoken.kernels.int4 import Int4Matrix
-
-PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21]]
-NUM_TOKENS = 6
-OPTIONS: dict[str, Any] = {
-    "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16,
-    "enable_prefix_caching": False,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +31,6 @@ def expected(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
         return say(llm)
 
 
-def say(llm: LLM) -> list[list[int]]:
-    return said(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
-
-
 def test_a_server_of_4_bit_weights_says_what_they_mean(a_gpu: None, tiny_target: Path, expected: list[list[int]]) -> None:
     with LLM(tiny_target, {"method": "off"}, device="cuda", quantization="int4", **OPTIONS) as llm:
         engine = llm._running()
@@ -57,9 +45,7 @@ def test_drafters_take_them_too(
     a_gpu: None, tiny_target: Path, expected: list[list[int]], method: str, quantization: str | None, tmp_path: Path
 ) -> None:
     """With a head that the target has narrow already, whatever the drafter's own weights are."""
-    config: dict[str, Any] = {"method": method, "model": str(write(method, tiny_target, tmp_path)), "adaptive": False}
-    config["num_speculative_tokens"] = 3
-    config |= {"layers": [0, 1, 2]} if method == "eagle3" else {}
+    config = guessing(method, tiny_target, tmp_path)
     config |= {} if quantization is None else {"quantization": quantization}
     with LLM(tiny_target, config, device="cuda", quantization="int4", batch_invariant=quantization is None, **OPTIONS) as llm:
         found = say(llm)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from elsewhere import compare, with_far_states
 from last_state_runs import VOCAB, WIDTH, Run, opened, resources, save, state_of, target_head
+from mlp_speculator_runs import guesses_of, started
 from pretended_engine import EXECUTIONS, TORCH, Guess
 from torch import Tensor
 from torch.nn.functional import silu
 
 from foretoken.kernels.execution import Execution
 from foretoken.proposers import medusa
-from foretoken.proposers.base import Draw
 from foretoken.proposers.config import MedusaConfig, StaticTree
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.loading import LoadedProposer
@@ -103,9 +103,14 @@ def _load(folder: Path, published: Published, execution: Execution = TORCH, **se
 
 
 def _run(loaded: LoadedProposer) -> Run:
-    run = Run(loaded.open(opened()), seed=4)
-    for i in range(3):
-        run.add(f"r{i}", 4 + i, Draw(float(i), 7, 0))
+    return started(loaded, (0.0, 1.0, 2.0))
+
+
+def _begun(loaded: LoadedProposer) -> Run:
+    """All prompts have been read."""
+    run = _run(loaded)
+    run.step({})
+    run.step({})
     return run
 
 
@@ -116,18 +121,14 @@ def test_chains_are_the_best_tokens_of_the_heads(layout: str, execution: Executi
     loaded = _load(tmp_path, published, execution)
     assert loaded.found[0].startswith(f"{HEADS} of {HEADS} heads") and published.layout in loaded.found[0]
     assert len(loaded.found) == 1, "every tensor is accounted for"
-    run = _run(loaded)
-    count = 0
-    for step in range(12):
-        for guess in run.step({f"r{i}": 1 + (step + i) % 4 for i in range(3)}).values():
-            assert len(guess.tokens) in (0, 1, 2, 3)
-            assert guess.parents == list(range(-1, len(guess.tokens) - 1))
-            for head, (token, confidence) in enumerate(zip(guess.tokens, guess.confidence, strict=True)):
-                probs = torch.softmax(published.scores(head, state_of(guess.text[:-1])), -1)
-                assert token == int(probs.argmax())
-                assert confidence == pytest.approx(float(probs[token]), abs=1e-5)
-                count += 1
-    assert count > 50
+    guesses = [guess for _, guess in guesses_of(_run(loaded))]
+    for guess in guesses:
+        assert guess.parents == list(range(-1, len(guess.tokens) - 1))
+        for head, (token, confidence) in enumerate(zip(guess.tokens, guess.confidence, strict=True)):
+            probs = torch.softmax(published.scores(head, state_of(guess.text[:-1])), -1)
+            assert token == int(probs.argmax())
+            assert confidence == pytest.approx(float(probs[token]), abs=1e-5)
+    assert {len(guess.tokens) for guess in guesses} == {1, 2, 3} and sum(len(guess.tokens) for guess in guesses) > 50
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -163,10 +164,7 @@ def test_scores_are_the_formulas_number_by_number(tmp_path: Path) -> None:
 
 def test_the_batch_does_not_matter(tmp_path: Path) -> None:
     loaded = _load(tmp_path, PUBLISHED["v1"], tree=TREE)
-    together, backwards, alone = _run(loaded), _run(loaded), _run(loaded)
-    for run in (together, backwards, alone):
-        run.step({})
-        run.step({})
+    together, backwards, alone = _begun(loaded), _begun(loaded), _begun(loaded)
     ceilings = {"r0": 5, "r1": 2, "r2": 8}
     whole, reverse = together.step(ceilings), backwards.step(ceilings, order=["r2", "r1", "r0"])
     single = alone.step({"r1": 2})["r1"]
@@ -179,10 +177,7 @@ def test_heads_may_lie_in_the_targets_own_folder(tmp_path: Path) -> None:
     published = PUBLISHED["medusa-2"]
     save(tmp_path, published.config, published.tensors)
     loaded = medusa.load(MedusaConfig(quantization="none"), resources(tmp_path))
-    run = _run(loaded)
-    run.step({})
-    run.step({})
-    guess = run.step({"r0": 3})["r0"]
+    guess = _begun(loaded).step({"r0": 3})["r0"]
     state = state_of(guess.text[:-1])
     assert guess.tokens == [int(published.scores(head, state).argmax()) for head in range(HEADS)]
 
@@ -191,10 +186,7 @@ def test_the_targets_scale_of_logits_is_in_the_confidence(tmp_path: Path) -> Non
     published = PUBLISHED["tgi v2"]
     saved = save(tmp_path / "heads", published.config, published.tensors)
     scaled = resources(tmp_path, TORCH, logits_scale=0.25, logits_softcap=2.0)
-    run = _run(medusa.load(MedusaConfig(str(saved)), scaled))
-    run.step({})
-    run.step({})
-    guess = run.step({"r0": 1})["r0"]
+    guess = _begun(medusa.load(MedusaConfig(str(saved)), scaled)).step({"r0": 1})["r0"]
     scores = 2.0 * torch.tanh(published.scores(0, state_of(guess.text[:-1])) * 0.25 / 2.0)
     assert guess.confidence[0] == pytest.approx(float(torch.softmax(scores, -1).max()), abs=1e-5)
 
