@@ -76,6 +76,13 @@ def say(llm: LLM, method: str, **params: Any) -> list[list[int]]:
     return said(llm, PROMPTS, each)
 
 
+def plainly(target: Path, monkeypatch: pytest.MonkeyPatch, *settings: dict[str, Any]) -> list[list[list[int]]]:
+    """What is said under each of these settings where nobody guesses, on no GPU from now on."""
+    monkeypatch.undo()
+    with LLM(target, {"method": "off"}, **OPTIONS) as llm:
+        return [say(llm, "off", **params) for params in settings]
+
+
 def made(method: str, target: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The target, or one like it that brings its drafter along, and the configuration."""
     config = {"method": NAMED.get(method, method), "adaptive": False, **METHODS[method]}
@@ -107,27 +114,22 @@ def test_outputs_are_those_of_the_plain_executor(
         assert num_early(llm) > 20 or method in NEVER_EARLY
         assert runner.num_used > 40 or method in NEVER_EARLY, "the target waited for the host to see the guesses"
         check_engine(llm)
-    monkeypatch.undo()
-    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
-        expected, expected_drawn = say(plain, "off", temperature=0), say(plain, "off", temperature=0.9, top_p=0.9)
-    assert found["off"] == found[name] == expected
-    assert drawn == expected_drawn
+    assert found["off"] == found[name]
+    assert [found[name], drawn] == plainly(deep_target, monkeypatch, {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9})
 
 
 @pytest.mark.parametrize("match", ["earliest", "latest"])
 def test_what_is_looked_up_needs_no_host(deep_target: Path, as_on_a_gpu: None, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once texts repeat themselves, guesses come from the device, and the host finds the same ones."""
-    bias = {token: 20.0 for token in (40, 41)}  # few texts of two tokens do not
+    settings = {"max_tokens": 120, "temperature": 0, "logit_bias": {40: 20.0, 41: 20.0}}  # few texts of two tokens do not
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3, "match": match}
     with LLM(deep_target, {**config, "adaptive": False}, **OPTIONS) as llm:
         runner = runner_of(llm._running().core)
-        found = say(llm, "ngram", max_tokens=120, temperature=0, logit_bias=bias)
+        found = say(llm, "ngram", **settings)
         stats = llm.stats()
         assert stats.num_accepted_tokens > 100 and runner.num_used > 0.5 * stats.num_steps
         check_engine(llm)
-    monkeypatch.undo()
-    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
-        assert found == say(plain, "off", max_tokens=120, temperature=0, logit_bias=bias)
+    assert [found] == plainly(deep_target, monkeypatch, settings)
 
 
 def test_acceptance_by_decree_needs_no_host(deep_target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +162,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
         found = [say(llm, NAMED.get(method, method), **params) for params in settings]
         assert llm.stats().num_draft_tokens > 0 and len(device.calls) > 10_000
         check_engine(llm)
-    monkeypatch.undo()
-    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
-        assert found == [say(plain, "off", **params) for params in settings]
+    assert found == plainly(deep_target, monkeypatch, *settings)
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +242,7 @@ def test_a_step_that_is_computed_once_more_leaves_no_chain_behind(
         mixed = say(llm, "draft_model", temperature=0.8, logprobs=1)  # which the host decides from whole logits
         llm._running().core.check()
     assert len(taken) > 5 and all(known == said for known, said in taken)
-    monkeypatch.undo()
-    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
-        assert [say(plain, "off", temperature=0), say(plain, "off", temperature=0.8, logprobs=1)] == [found, mixed]
+    assert [found, mixed] == plainly(deep_target, monkeypatch, {"temperature": 0}, {"temperature": 0.8, "logprobs": 1})
 
 
 def test_a_cache_that_runs_out_changes_nothing(deep_target: Path, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +251,7 @@ def test_a_cache_that_runs_out_changes_nothing(deep_target: Path, as_on_a_gpu: N
         found = say(llm, "off", temperature=0)
         assert llm.stats().num_preemptions > 0
         llm._running().core.check()
-    monkeypatch.undo()
-    with LLM(deep_target, {"method": "off"}, **OPTIONS) as plain:
-        assert say(plain, "off", temperature=0) == found
+    assert [found] == plainly(deep_target, monkeypatch, {"temperature": 0})
 
 
 def test_prompts_are_scored_beside_drafts_that_the_device_walks(

@@ -27,21 +27,14 @@ from native_only import native_only
 
 from foretoken import LLM
 from foretoken.engine.engine_thread import Abort, EngineThread
-from foretoken.engine.policy.rounds_choice import RoundsChoice
 
-pytestmark = native_only
+pytestmark = [native_only, pytest.mark.usefixtures("guesses_much")]
 
 
 @pytest.fixture(scope="module")
 def looking(tiny_target: Path) -> Iterator[LLM]:
     with LLM(tiny_target, LOOKUP, **OPTIONS) as llm:
         yield llm
-
-
-@pytest.fixture(autouse=True)
-def _guesses_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tiny network's random text is worth guessing for is no question here."""
-    monkeypatch.setattr(RoundsChoice, "_depth", lambda choice, proposer, request, most, *others: most)
 
 
 @pytest.fixture

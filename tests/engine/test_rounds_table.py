@@ -44,9 +44,7 @@ def looking(request: pytest.FixtureRequest, tiny_target: Path, cache: dict[str, 
 
 
 @pytest.fixture(autouse=True)
-def _guesses_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tiny network's random text is worth guessing for is no question here."""
-    monkeypatch.setattr(RoundsChoice, "_depth", lambda choice, proposer, request, most, *others: most)
+def _guesses_cost_nothing(guesses_much: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RoundsChoice, "_prices", lambda choice, running, most, pass_s: [0.0] * (most + 1))
 
 

@@ -13,3 +13,10 @@ def two_threads() -> Iterator[None]:
     native.set_threads(2)
     yield
     native.set_threads(1)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    native.set_threads(3)
+    yield
+    native.set_threads(1)

@@ -1,6 +1,5 @@
 """Products by blocks on the native executor: each block is the product of its own run of columns, to the bit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ from native_ops import ISAS, After, each_isa, linear, packed, prepare
 from paged_batches import BLOCK_SIZE, Row, batch_of
 from torch import Tensor
 
-from foretoken.kernels import native
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.native_abi import Precision
@@ -26,12 +24,7 @@ each_precision = pytest.mark.parametrize("precision", EXECUTIONS, ids=lambda p: 
 ROWS = [1, 4, 5, 17, 40]  # prepared by each thread for itself, or together
 SHAPES = [(3, 10, 48, 16), (5, 64, 16, 32), (2, 96, 64, 80), (8, 32, 256, 16)]  # groups, and of each inputs, columns between and outputs
 
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(3)
-    yield
-    native.set_threads(1)
+pytestmark = pytest.mark.usefixtures("three_threads")
 
 
 def two_products(groups: int, inputs: int, inner: int, outputs: int) -> tuple[Program, dict[str, Tensor]]:

@@ -1,7 +1,6 @@
 """Bfloat16 in less memory: the same bits as packed plainly, in every place that reads weights."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +34,7 @@ def runs_here() -> bool:
     return isa is not None and ISAS.index(isa) >= ISAS.index(ISA)
 
 
-pytestmark = pytest.mark.skipif(not runs_here(), reason=f"no {ISA} here")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    native.set_threads(3)
-    yield
-    native.set_threads(1)
+pytestmark = [pytest.mark.skipif(not runs_here(), reason=f"no {ISA} here"), pytest.mark.usefixtures("three_threads")]
 
 
 def weight(matrix: Tensor, precision: Precision, bias: Tensor | None = None, gated: bool = False) -> tuple[PackedWeight, Packed]:
