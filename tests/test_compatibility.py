@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     config = MistralConfig(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, sliding_window=WINDOW, max_position_embeddings=512,
-    )  # fmt: skip
+    )
     MistralForCausalLM(config).save_pretrained(folder)
     for file in TARGET.glob("*token*"):
         shutil.copy(file, folder / file.name)
@@ -119,7 +119,7 @@ def outputs(llm: LLM, methods: list[str], settings: dict[str, Any]) -> list[list
         SamplingParams(
             max_tokens=24, ignore_eos=True, prediction=stem[:12] if method == "prediction" else None,
             speculation={"method": "auto" if method == "prediction" else method}, **settings,
-        )  # fmt: skip
+        )
         for method in methods
     ]
     results = llm.generate(prompts, params, use_tqdm=False)

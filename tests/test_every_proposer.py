@@ -148,7 +148,7 @@ def test_a_mixed_crowd(llm: LLM) -> None:
             params = SamplingParams(
                 temperature=0.9 * (i % 2), seed=i, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False,
                 prediction=[50, 60, 70] * 4 if i % 5 == 0 else None, speculation={"method": method_of(i)},
-            )  # fmt: skip
+            )
             made += engine.intake.requests(f"{method_of(i)}-{i}", prompt["prompt_token_ids"], params, 0.0)
         return made
 

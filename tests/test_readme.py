@@ -39,9 +39,7 @@ def python_examples() -> list[str]:
     return [text for language, text in FENCED if language == "python"]
 
 
-def test_the_sdk_example_streams_from_the_embedded_model(
-    python_examples: list[str], server_process: Callable[..., RunningServer]
-) -> None:
+def test_the_sdk_example_streams_from_the_embedded_model(python_examples: list[str], server_process: Callable[..., RunningServer]) -> None:
     server = server_process("--speculative-config", '{"method": "draft_model", "adaptive": false}')  # on a busy machine nobody may guess
     code = python_examples[0].replace("http://127.0.0.1:8000", server.url)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment())

@@ -277,9 +277,7 @@ def test_a_server_with_a_key_is_asked_for_it_and_the_tab_keeps_it(
     tab.until("document.getElementById('model').textContent === 'foretoken-demo'")
 
 
-def test_a_server_that_dies_in_the_middle_loses_nothing(
-    open_tab: Callable[..., Any], server_process: Callable[..., RunningServer]
-) -> None:
+def test_a_server_that_dies_in_the_middle_loses_nothing(open_tab: Callable[..., Any], server_process: Callable[..., RunningServer]) -> None:
     server = server_process()
     tab = open_tab(url=server.url + "/", failures=True)
     tab.ask_for_much()

@@ -37,9 +37,7 @@ def fields(model_name: str) -> dict[str, Any]:
     return {"model": model_name, "max_tokens": 60, "messages": QUESTION, "extra_body": {"temperature": 0}}
 
 
-def test_whole_streamed_and_asynchronous_agree(
-    client: Any, fields: dict[str, Any], server: RunningServer, api_key: str
-) -> None:
+def test_whole_streamed_and_asynchronous_agree(client: Any, fields: dict[str, Any], server: RunningServer, api_key: str) -> None:
     message = client.messages.create(**fields)
     assert message.id.startswith("msg_") and message.type == "message" and message.role == "assistant"
     assert message._request_id

@@ -20,9 +20,7 @@ NUM_REQUESTS = 6
 
 
 @pytest.mark.parametrize("request_format", ["/v1/completions", "/v1/chat/completions"])
-def test_a_benchmark_runs_without_errors(
-    server: RunningServer, api_key: str, model_name: str, tmp_path: Path, request_format: str
-) -> None:
+def test_a_benchmark_runs_without_errors(server: RunningServer, api_key: str, model_name: str, tmp_path: Path, request_format: str) -> None:
     tokenizer = find_folder(DEMO_MODEL, None, lambda line: None)
     backend = f"kind=openai_http,target={server.url},model={model_name},api_key={api_key},request_format={request_format}"
     command = [

@@ -121,7 +121,7 @@ def test_without_enable_lora_it_is_said(tiny_target: Path, folders: dict[str, Pa
     ({"alpha": 8, "alpha_pattern": {"q_proj": 2}}, 0.5),
     ({"alpha": 8, "alpha_pattern": {r"layers\.0\.self_attn\.q_proj": 2, "k_proj": 1}}, 0.5),
     ({"alpha": 8, "alpha_pattern": {"model.language_model.layers.0.self_attn.q_proj": 2}}, 0.5),
-])  # fmt: skip
+])
 def test_factors_are_scaled(scaling: dict[str, Any], factor: float, tiny_target: Path, tmp_path: Path) -> None:
     weight = "model.layers.0.self_attn.q_proj.weight"
     its = {weight: pairs_for(tiny_target, 1)[weight]}
@@ -144,7 +144,7 @@ def bank_of(target: Path) -> AdapterBank:
     ({"lora_alpha": "much"}, "finite numbers"),
     ({"alpha_pattern": {"(": 3}}, "a pattern that is none"),
     ({"init_lora_weights": "pissa_niter_4"}, "add to changed weights .*pissa_niter_4"),
-])  # fmt: skip
+])
 def test_what_is_not_served_is_said(config: dict[str, Any], told: str, tiny_target: Path, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path, pairs_for(tiny_target, 1), **config)
     with pytest.raises(ModelLoadError, match=told):

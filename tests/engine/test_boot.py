@@ -353,7 +353,7 @@ def test_no_drafter_meets_its_first_guesses_while_somebody_waits(
     configs = {
         "draft_model": DraftModelConfig(folder, 3), "eagle3": EagleConfig(folder, "eagle3", 3), "medusa": MedusaConfig(folder, 2),
         "draft_model, drawn": DraftModelConfig(folder, 3, draft_sample_method="probabilistic"),
-    }  # fmt: skip
+    }
     lines: list[str] = []
     config = EngineConfig(
         ModelConfig(str(deep_target), dtype="float32", executor="torch"), CacheConfig(num_blocks=64, block_size=4),

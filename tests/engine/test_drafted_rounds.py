@@ -221,7 +221,7 @@ def test_any_requests_at_any_time(tiny_target: Path, config: dict[str, Any], pla
     kinds: list[dict[str, Any]] = [
         {"temperature": 0}, {"temperature": 0.6}, {"temperature": 1.0, "top_p": 0.8}, {"temperature": 0, "logprobs": 1},
         {"temperature": 0, "speculation": {"method": "off"}}, {"temperature": 0, "speculation": {"num_speculative_tokens": 2}},
-    ]  # fmt: skip
+    ]
     asked = [
         ([rng.randrange(3, 300) for _ in range(rng.randrange(1, 60))], rng.choice(kinds) | {"seed": i, "max_tokens": rng.randrange(1, 70)})
         for i in range(16)

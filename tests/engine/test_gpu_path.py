@@ -155,7 +155,7 @@ def test_nothing_mixes_the_hosts_tensors_with_those_of_a_device(
     deep_target, config = made(method, deep_target, tmp_path)
     settings: list[dict[str, Any]] = [
         {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9}, {"temperature": 0.9, "logprobs": 2, "repetition_penalty": 1.2},
-    ]  # fmt: skip
+    ]
     with engines_elsewhere(monkeypatch) as device:
         llm = LLM(deep_target, config, **OPTIONS)
     with llm:

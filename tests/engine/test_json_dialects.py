@@ -44,7 +44,7 @@ def test_only_schemas_are_rewritten() -> None:
     schema = {
         "const": day, "properties": {"format": day, "x": {"anyOf": [day, {"format": "email"}]}, "default": day},
         "items": day | {"pattern": "^2"}, "required": ["format"],
-    }  # fmt: skip
+    }
     exact = enforceable(schema, strict=True)
     assert exact["const"] == day and exact["required"] == ["format"] and exact["items"] == schema["items"]
     assert exact["properties"]["x"]["anyOf"][1] == {"format": "email"}
@@ -99,7 +99,7 @@ DECIMAL = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[
                     "a": {"$ref": "#/$defs/a", "nullable": True}, "b": {"$ref": "#/properties/c/items"},
                     "c": {"type": "array", "items": {"const": 1}, "nullable": True},
                 },
-            },  # fmt: skip
+            },
             ['{"a": 2, "b": 1, "c": [1]}', '{"a": null, "c": null}'],
             ['{"b": null}', "null"],
         ),
@@ -115,7 +115,7 @@ DECIMAL = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[
             },
             ['{"b": 1, "c": ""}', "null"],
             ['{"b": null}', '{"c": null}', "1"],
-        ),  # fmt: skip
+        ),
         ({"type": "number", "minimum": -3.4e38, "maximum": 1.7976931348623157e308}, ["-1", f"{10**18}.5"], [str(10**19)]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 2**64}, ["0.5"], ["0", "-1"]),
         ({"$ref": "#/$defs/List<größe>", "$defs": {"List<größe>": {"type": "integer"}}}, ["1"], ['""']),

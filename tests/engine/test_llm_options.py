@@ -30,7 +30,7 @@ def test_every_option_reaches_its_setting() -> None:
         gpu_memory_utilization=0.6, enable_prefix_caching=False, served_model_name=["a", "b"], executor="torch",
         num_gpu_blocks_override=np.int64(9), tensor_parallel_size=1, quantization="INT8", kv_cache_dtype=torch.float32, threads=2,
         disable_log_stats=True, tokenizer=Path("a/b"),
-    )  # fmt: skip
+    )
     model, cache, scheduler = config.model, config.cache, config.scheduler
     assert (model.max_model_len, model.dtype, model.seed, model.served_model_name, model.executor) == (256, "float32", 3, "a", "torch")
     assert (model.quantization, model.kv_cache_dtype, model.threads, model.tokenizer) == ("int8", "float32", 2, "a/b")

@@ -84,6 +84,6 @@ def test_a_message_as_templates_know_it() -> None:
     dumped = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
     assert turn_of(dumped) == {"role": "assistant", "content": ""}
     for message in ({"role": "user", "content": 5}, {"role": "user", "content": [{"type": "text"}]},
-                    {"role": "user", "content": [{"type": "image_url"}]}, {"content": "hi"}):  # fmt: skip
+                    {"role": "user", "content": [{"type": "image_url"}]}, {"content": "hi"}):
         with pytest.raises(InvalidRequest):
             turn_of(message)

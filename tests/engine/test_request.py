@@ -63,7 +63,7 @@ def test_numbers_of_numpy_are_numbers_and_what_is_read_once_is_kept() -> None:
     settings: dict[str, Any] = {
         "seed": counts[0], "max_tokens": counts[1], "temperature": shares[0], "stop_token_ids": counts, "allowed_token_ids": iter([3, 4]),
         "logit_bias": {counts[0]: shares[1]}, "stop": (word for word in ["a"]),
-    }  # fmt: skip
+    }
     theirs = SamplingParams(**settings)
     ours = SamplingParams(
         seed=3, max_tokens=4, temperature=0.5, stop_token_ids=[3, 4], allowed_token_ids=[3, 4], logit_bias={3: 0.25}, stop="a"

@@ -258,7 +258,7 @@ def test_accepted_drafts_count_like_committed_tokens_and_rejected_ones_leave_no_
         tokens = sampler.sample(logits, [Node(request, path) for path in paths])
         for row, path, token in zip(logits, paths, tokens, strict=True):
             committed = a_request([3, 3, 4], [*request.token_ids[3:], *path], temperature=0.8, repetition_penalty=1.5,
-                                  frequency_penalty=0.7, presence_penalty=0.4, seed=9)  # fmt: skip
+                                  frequency_penalty=0.7, presence_penalty=0.4, seed=9)
             assert Sampler().sample(row[None], [Node(committed, [])]) == [token]
         if rng.random() < 0.2:
             sampler.forget(request.request_id)  # preempted: everything is derived anew

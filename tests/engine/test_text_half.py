@@ -25,10 +25,10 @@ PROMPT = torch.randint(0, SIZES["vocab_size"], (30,), generator=torch.Generator(
 QWEN_EYE = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
     "patch_size": 4, "temporal_patch_size": 1,
-}  # fmt: skip
+}
 EYE: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
-}  # fmt: skip
+}
 SIGLIP, CLIP = {**EYE, "model_type": "siglip_vision_model"}, {**EYE, "model_type": "clip_vision_model"}
 WHOLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # class -> text family, what it sees with
     "qwen3_5": ("Qwen3_5", "qwen3_5", QWEN_EYE),
@@ -62,7 +62,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 TEXTS["gemma4"] = {
     "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
-}  # fmt: skip
+}
 TEXTS["glm46v"] = TEXTS["glm4v"]
 TEXTS["glm4v_moe"] = {**TEXTS["glm4v"], "use_qk_norm": False}
 

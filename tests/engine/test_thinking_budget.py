@@ -101,7 +101,7 @@ def answers(llm: LLM, method: str, each: Sequence[SamplingParams]) -> list[list[
 @pytest.mark.parametrize("executor", ["auto", "torch"])
 @pytest.mark.parametrize("settings", [{}, {"presence_penalty": 1.5, "bad_words": ["<"]}, {"allowed_token_ids": list(range(50, 290))},
                                       {"grammar": GrammarSpec.grammar('start: TEXT "</think>" /[0-9]{1,9}/\nTEXT: /[a-z ]*/')}],
-                         ids=["alone", "edits", "allowed", "grammar"])  # fmt: skip
+                         ids=["alone", "edits", "allowed", "grammar"])
 def test_guesses_change_nothing(tiny_target: Path, executor: str, settings: dict[str, Any]) -> None:
     drafters: list[dict[str, Any]] = [
         {"method": "draft_model", "model": str(tiny_target), "num_speculative_tokens": 5, "adaptive": False, "disable_by_batch_size": 64},

@@ -148,7 +148,7 @@ def test_rows_that_do_not_sample_get_nothing_and_shift_nothing() -> None:
     prefill = a_row(a_request("prefill"), samples=False)
     assert verify([prefill, a_row(greedy, chain(1, 2)), prefill, a_row(drawn, chain(1, 2)), prefill]) == [
         RowVerdict([], []), alone[0], RowVerdict([], []), alone[1], RowVerdict([], [])
-    ]  # fmt: skip
+    ]
     nothing = ForwardOutput(torch.empty(0).long(), torch.empty(0), None)
     assert Verifier().verify(StepPlan([prefill], 16), nothing).rows == [RowVerdict([], [])]
 

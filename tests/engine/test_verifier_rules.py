@@ -88,7 +88,7 @@ def plain(row: PlanRow, tokens: list[int]) -> int:
     grown = Request(
         request.request_id, request.prompt_token_ids, request.params, 0.0, 100, request.seed, request.eos_token_ids,
         token_ids=[*request.token_ids, *tokens], bad_word_ids=request.bad_word_ids,
-    )  # fmt: skip
+    )
     (token,) = Verifier().verify(StepPlan([a_row(grown)], 16), forward([a_row(grown)], hash_model)).rows[0].token_ids
     return token
 

@@ -12,7 +12,7 @@ from foretoken import LLM, SamplingParams
 PROMPTS = [[5, 6, 7, 8, 9, 10], [20, 21], list(range(100, 128))]
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "enable_prefix_caching": False,
-}  # fmt: skip
+}
 
 
 def test_texts_and_guesses_are_those_of_a_cpu(a_gpu: None, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def executor() -> TransformersExecutor:
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
+    )
     return TransformersExecutor(transformers.AutoModelForCausalLM.from_config(config))
 
 

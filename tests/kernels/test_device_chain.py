@@ -144,5 +144,5 @@ def test_scores_that_are_not_finite_are_no_confidence(best: float) -> None:
         found = device_chain.chain(
             lambda *_: Computed(argmax, top, logits, {}), texts([0, 1, 2, 3]), torch.ones(4, dtype=torch.int64), 1,
             Choosing.of(None, 97, None), 64, draws=drawing,
-        )  # fmt: skip
+        )
         assert bool(found.confidence.isnan().all())

@@ -33,7 +33,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "gate": (48, H), "up": (48, H), "down": (H, 48), "out_norm": (H,), "head": (DRAFT_VOCAB, H),
     "d2t": (DRAFT_VOCAB,), "square": (H, H), "square_bias": (H,), "whole_head": (VOCAB, H), "kv": (2 * KV_HEADS * DIM, H),
     "block_qkv": ((HEADS + 2 * KV_HEADS) * DIM, H),
-}  # fmt: skip
+}
 
 
 def weights_of(program: Program, seed: int = 0) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ EAGLE = a_program(
     Linear(("final",), ("logits",), ("head",)),
     kv_layers=(SPEC,), boundaries=("feature", "out"), vocab_size=DRAFT_VOCAB, inputs={"feature": H}, recurrent=("feature", 1),
     token_map="d2t",
-)  # fmt: skip
+)
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -304,13 +304,13 @@ def test_equal_columns_give_the_first(make: Make) -> None:
 CONTEXT = a_program(
     Linear(("feature",), ("kv",), ("kv",)), Attention(("kv",), (), 0, 0, 1.0, "rope"),
     kv_layers=(SPEC,), logits="", best=None, inputs={"feature": H},
-)  # fmt: skip
+)
 BLOCK = a_program(
     Embed((), ("e",), "embed"), RMSNorm(("e",), ("n",), "", EPS, "square_bias"), Linear(("n",), ("qkv",), ("block_qkv",)),
     Attention(("qkv",), ("a",), 0, HEADS, DIM**-0.5, "rope"), Linear(("a", "e"), ("h",), ("square",)),
     GatherRows(("h",), ("rows",)), Linear(("rows",), ("logits",), ("whole_head",)),
     kv_layers=(SPEC,), boundaries=("h",),
-)  # fmt: skip
+)
 
 
 def bidirectional(rows: list[Row]) -> RaggedBatch:
@@ -381,7 +381,7 @@ HEADS_ONLY = {
         Embed((), ("e",), "embed"), Linear(("feature",), ("p",), ("square",)), Add(("p", "e"), ("x",)), Add(("x", "feature"), ("h",)),
         GatherRows(("h",), ("rows",)), Linear(("rows",), ("logits",), ("whole_head",)), boundaries=("h",), inputs={"feature": H},
     ),
-}  # fmt: skip
+}
 
 
 def by_hand(name: str, w: dict[str, Tensor], tokens: Tensor, x: Tensor) -> Tensor:
@@ -426,7 +426,7 @@ STATEFUL = a_program(
     Embed((), ("e",), "embed"), Linear(("state",), ("s",), ("square",)), Add(("s", "e"), ("x",)), RMSNorm(("x",), ("n",), "out_norm", EPS),
     Activation(("n",), ("h",), "gelu", gated=False), GatherRows(("h",), ("rows",)), Linear(("rows",), ("logits",), ("whole_head",)),
     boundaries=("h",), inputs={"state": H}, recurrent=("state", 0),
-)  # fmt: skip
+)
 
 
 @on_both

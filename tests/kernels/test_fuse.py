@@ -18,7 +18,7 @@ from foretoken.kernels.torch_executor import TorchExecutor
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 32,
-}  # fmt: skip
+}
 CONFIGS = [transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True), transformers.Qwen2Config(**SIZES)]
 
 

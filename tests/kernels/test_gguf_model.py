@@ -50,7 +50,7 @@ MODELS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
                           "rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR}},
      {"attention.sliding_window": 6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base": 1000.0,
       "rope.freq_base_swa": 100.0}),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)

@@ -292,7 +292,7 @@ def test_one_stream_of_the_own_gpu_is_for_all_recording(monkeypatch: pytest.Monk
     fakes: dict[str, Callable[..., Any] | type] = {
         "Stream": stream, "stream": on, "graph": graph, "CUDAGraph": Graph, "graph_pool_handle": lambda: "pool",
         "current_stream": lambda device: _Stream(device), "synchronize": lambda device: None, "memory_reserved": lambda device: 0,
-    }  # fmt: skip
+    }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     recorder = CudaRecorder(device)

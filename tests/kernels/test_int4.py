@@ -39,7 +39,7 @@ def test_they_are_the_native_executors(dtype: torch.dtype) -> None:
     library.ft_op_unpack_rows(
         0, ctypes.byref(packed.struct), ctypes.c_void_p(ids.data_ptr()), 48, 640, ctypes.c_float(1.0),
         ctypes.c_void_p(expected.data_ptr()), ctypes.c_int64(640),
-    )  # fmt: skip
+    )
     found = Int4Matrix.of(weight).weight()
     equal = (found - expected).abs() <= 1e-5 * expected.abs().amax(1, keepdim=True)
     assert equal.float().mean() > 0.995, "sums of errors are rounded differently, so a few groups may choose another scale"

@@ -53,7 +53,7 @@ SHAPES = {
     "gate": (48, 40), "up": (48, 40), "odd": (50, 40), "router": (3, 40), "down": (40, 48),
     "conv": (2, 3, 40), "one": (1, 40), "inner_bias": (3, 96), "outer_bias": (3, 40), "sinks": (6,), "down.1": (40, 48),
     "down.2": (40, 48), "correction": (6,), "scales": (3,),
-}  # fmt: skip
+}
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ROPE = RopeTable((1.0, 0.5, 0.1), 1.5)
 Model = tuple[Program, dict[str, torch.Tensor]]
@@ -237,7 +237,7 @@ def a_model(tied: bool, experts: int = 0, kind: Any = transformers.MixtralConfig
     sizes: dict[str, Any] = dict(
         hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=300,
         max_position_embeddings=512, tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     config = kind(**sizes, num_local_experts=experts) if experts else transformers.LlamaConfig(**sizes)
     program = fuse(decoder_program(config))
     generator = torch.Generator().manual_seed(0)

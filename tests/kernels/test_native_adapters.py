@@ -114,7 +114,7 @@ def test_rows_are_computed_as_in_torch_and_as_if_their_adapters_were_merged(fami
     bank = filled_bank(program)
     network, reference = (
         NativeExecutor(program, weights, FLOAT32, adapters=bank), TorchExecutor(program, weights, torch.float32, adapters=bank)
-    )  # fmt: skip
+    )
     for rows in (FEW, MANY):
         batch = with_adapters(batch_of(rows), *SLOTS[: len(rows)])
         found = scores(network, batch)
@@ -211,7 +211,7 @@ def test_products_of_any_width_take_what_adapters_add(num_tokens: int) -> None:
         Linear(("x",), ("a",), ("square",), ("square_bias",)), Scale(("a",), ("b",), 3.0), Linear(("b", "a"), ("c",), ("square",)),
         RMSNorm(("c",), ("n",), "norm", 1e-3), Linear(("n",), ("g",), ("gate", "up")), Activation(("g",), ("h",), "gelu", gated=True),
         Linear(("h",), ("o",), ("odd",)), Softcap(("o",), ("y",), 2.0),
-    )  # fmt: skip
+    )
     program = row_program(ops, shapes, {"x": 13}, boundaries=("c", "y"))
     bank = AdapterBank.of(program, ROOM, torch.float32)
     bank.put(1, random_pairs(bank, 1))
@@ -245,7 +245,7 @@ def test_rounds_say_what_one_pass_a_token_says(execution: Execution) -> None:
         for text, table, slot in zip(texts, tables, slots, strict=True):
             packed += RoundsRow(
                 text.buffer_info()[0], table.buffer_info()[0], 0, 0, 12, 12, most_new, 3, 48, 0, 0, 0, 0, 12, 0, 4, 2, 4, 0, adapter=slot
-            ).packed(greedy.tobytes())  # fmt: skip
+            ).packed(greedy.tobytes())
         assert adapters_of(packed) == [*slots]
         output = network.run_rounds(packed, kv, RoundsLimits(most_new, 64, 60.0, False), array("i", [0]))
         assert [list(text) for text in texts] == said and any(draft.accepted for draft in output.drafts)

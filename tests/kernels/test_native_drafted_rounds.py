@@ -190,7 +190,7 @@ class Calls(_Run):
             packed += RoundsRow(
                 memory, table, 0, stops, len(text.prompt), len(said), most_new, num_blocks, text.places, num_stops, 0, 0, 0,
                 len(text.prompt), 0, 0 if text.k else text_k, 1, 3, 0, draft_k=text.k, num_read=self.read[row],
-            ).packed(text.sampling.tobytes())  # fmt: skip
+            ).packed(text.sampling.tobytes())
         output = self.target.run_rounds(
             packed, self.kv, RoundsLimits(most_rounds, most_tokens, 60.0, ends_with_row), self.interrupt, drafter=self.drafter
         )

@@ -66,7 +66,7 @@ def test_a_local_conv_reads_tokens_and_not_the_rows_of_logits() -> None:
 def test_a_norm_that_a_local_conv_reads_too_is_no_part_of_a_product() -> None:
     ops: tuple[Op, ...] = (
         RMSNorm(("x",), ("n",), "norm", 1e-6), Linear(("n",), ("k",), ("kernels",)), LocalConv(("n", "k"), ("y",), "conv", 0),
-    )  # fmt: skip
+    )
     weights = {"norm": (8,), "kernels": (4, 8), "conv": (1, 1, 8)}
     lowered = lower(Program(ops, weights, (), {}, 0, 16, (), "y", "", None, {"x": 8}))
     assert [type(step) for step in lowered.steps] == [RMSNorm, Product, LocalConv]

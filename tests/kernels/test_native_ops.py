@@ -45,7 +45,7 @@ def test_norms(isa: int, width: int, centred: bool) -> None:
     for w, b in ((weight, bias), (weight, None), (None, None)):
         out = torch.full((3, width + 1), 55.0)
         call("ft_op_rms_norm", isa, c_void_p(x.data_ptr()), c_int64(width + 2), width, centred, c_void_p(address(w)), c_void_p(address(b)),
-             c_float(1e-5), c_void_p(out.data_ptr()), c_int64(width + 1), 3)  # fmt: skip
+             c_float(1e-5), c_void_p(out.data_ptr()), c_int64(width + 1), 3)
         expected = normed(x[:, :width].double(), w, 1e-5, centred) + (0 if b is None else b.double())
         assert_near(out[:, :width], expected)
         assert (out[:, width] == 55).all()

@@ -46,7 +46,7 @@ def recurrent_program(
         Embed((), ("x",), "embed"), *gates, CausalConv(("x",), ("c",), 0, "conv", "bias", function),
         delta if fused else replace(delta, inputs=("c", "z", "b", "a")),
         GatherRows(("y",), ("rows",)), Linear(("rows",), ("logits",), ("head",)), BEST,
-    )  # fmt: skip
+    )
     states = StateLayerSpec((taps - 1) * width, width), StateLayerSpec(values * k_dim, width + 2 * num_v)
     return Program(ops, weights, (), {}, VOCAB, 512, ("x",), "y", "logits", BEST, state_layers=states)
 
@@ -63,7 +63,7 @@ def state_space_program(heads: tuple[int, int] = (2, 4), dims: tuple[int, int] =
         Linear(("y",), ("gate|up",), ("gate", "up")), Activation(("gate|up",), ("g",), "", gated=True),
         Activation(("g", "y"), ("gy",), "", gated=True),
         GatherRows(("gy",), ("rows",)), Linear(("rows",), ("logits",), ("head",)), BEST,
-    )  # fmt: skip
+    )
     states = StateLayerSpec(3 * width, width), StateLayerSpec(values * k_dim, width + num_v)
     return Program(ops, weights, (), {}, VOCAB, 512, ("x",), "gy", "logits", BEST, state_layers=states)
 
@@ -114,7 +114,7 @@ def test_bfloat16_is_near_float32() -> None:
     batch = state_batch([StateRow(text, 0, [i, i + 4], -1, -1) for i, text in enumerate(texts_of(random.Random(1), 20, 30))])
     narrow, wide = (logits_of(executor, batch, executor.allocate(8, BLOCK_SIZE)) for executor in (
         NativeExecutor(program, weights, BFLOAT16), TorchExecutor(program, weights, torch.float32)
-    ))  # fmt: skip
+    ))
     assert (narrow - wide).square().mean().sqrt() < 0.05 * wide.square().mean().sqrt()
 
 

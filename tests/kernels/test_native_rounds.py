@@ -125,9 +125,7 @@ class Call:
         for text in texts:
             _fill(executor, kv, text)
 
-    def run(
-        self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False, most_seconds: float = 60.0
-    ) -> RoundsOutput:
+    def run(self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False, most_seconds: float = 60.0) -> RoundsOutput:
         kept: list[array[int]] = []
         packed = bytearray()
         for text, said, length, cursor in zip(self.texts, self.said, self.lengths, self.cursors, strict=True):
@@ -138,7 +136,7 @@ class Call:
                 said.buffer_info()[0], table, prediction, stops, len(text.prompt), length, text.most_new - length + len(text.prompt),
                 num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
                 text.match == "latest", text.table_k, text.text_gain, text.trust,
-            ).packed(text.sampling.tobytes())  # fmt: skip
+            ).packed(text.sampling.tobytes())
         limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row, self.prices)
         output = self.executor.run_rounds(packed, self.kv, limits, self.interrupt, self.table)
         self.cursors = cursors(packed)

@@ -37,7 +37,7 @@ ONE_HEAD = KVLayerSpec(num_kv_heads=1, k_dim=6, v_dim=6)
 BEST = ArgMax(("logits",), ("argmax", "top"))
 WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, (name, shape) in enumerate(
     {"embed": (12, 8), "norm": (8,), "bias": (8,), "wide": (12, 8), "k_norm": (6,), "q_norm": (6,), "qkv": (24, 8)}.items()
-)}  # fmt: skip
+)}
 X = WEIGHTS["embed"][IDS]
 
 
@@ -47,9 +47,7 @@ def run(*ops: Op, x: str = "y", spec: KVLayerSpec = ONE_HEAD, rope: RopeTable | 
     return output.hidden[0]
 
 
-def run_all(
-    *ops: Op, x: str, spec: KVLayerSpec, rope: RopeTable | None, **inputs: Tensor
-) -> tuple[ForwardOutput, tuple[Tensor, Tensor]]:
+def run_all(*ops: Op, x: str, spec: KVLayerSpec, rope: RopeTable | None, **inputs: Tensor) -> tuple[ForwardOutput, tuple[Tensor, Tensor]]:
     head = (GatherRows(("x",), ("rows",)), Linear(("rows",), ("logits",), ("wide",)), BEST)
     shapes = {name: tuple(weight.shape) for name, weight in WEIGHTS.items()}
     widths = {name: value.shape[1] for name, value in inputs.items()}
@@ -137,7 +135,7 @@ def test_a_local_conv_mixes_the_new_tokens_of_a_row() -> None:
     generator = torch.Generator().manual_seed(1)
     base, kernels, x = (torch.randn(shape, generator=generator) for shape in ((2, 3, 8), (7, 24), (7, 8)))
     program = Program((LocalConv(("x", "kernels"), ("y",), "base", 1),), {"base": (2, 3, 8)}, (), {}, 0, 16, (), "y", "", None,
-                      {"x": 8, "kernels": 24})  # fmt: skip
+                      {"x": 8, "kernels": 24})
     executor = TorchExecutor(program, {"base": base}, torch.float32)
     batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), logits_indices=torch.zeros(0, dtype=torch.int64))
     found = executor.run(batch, executor.allocate(4, 4), (FINAL,), {"x": x, "kernels": kernels}).hidden[FINAL]
@@ -153,7 +151,7 @@ def test_a_local_conv_mixes_the_new_tokens_of_a_row() -> None:
 
 def test_a_row_that_is_no_number_leaves_the_next_one_alone() -> None:
     program = Program((LocalConv(("x", "kernels"), ("y",), "base", 0),), {"base": (1, 2, 8)}, (), {}, 0, 16, (), "y", "", None,
-                      {"x": 8, "kernels": 8})  # fmt: skip
+                      {"x": 8, "kernels": 8})
     executor = TorchExecutor(program, {"base": torch.ones(1, 2, 8)}, torch.float32)
     batch = dataclasses.replace(ragged([(IDS, 3, [1, 0]), ([7, 8], 0, [2])]), logits_indices=torch.zeros(0, dtype=torch.int64))
     x = torch.ones(7, 8)

@@ -41,7 +41,7 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         vocab_size=96, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
         word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     ),
-}  # fmt: skip
+}
 
 
 def random_model(name: str, dtype: torch.dtype = torch.float32) -> Any:

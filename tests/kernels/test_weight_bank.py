@@ -154,7 +154,7 @@ def test_a_model_of_transformers_lends_its_embedding_and_head(tied: bool) -> Non
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     target = TransformersExecutor(model)

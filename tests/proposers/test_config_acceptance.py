@@ -53,7 +53,7 @@ def test_a_mean_length_counts_the_levels_of_a_tree() -> None:
     config = parse_speculative_config(
         {"method": "eagle", "model": "E", "speculative_token_tree": [[0], [1], [2], [0, 0]], "rejection_sample_method": "synthetic",
          "synthetic_acceptance_length": 1.75}
-    )  # fmt: skip
+    )
     assert config.synthetic_rates == pytest.approx((0.5,))  # 1 + 0.5 + 0.25
 
 

@@ -73,7 +73,7 @@ NO_NETWORK = [
          "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}},
         HiddenStatesConfig("D", (1, 2)),
     ),
-]  # fmt: skip
+]
 
 NETWORKS = [
     ({"model": "org/a-draft"}, DraftModelConfig("org/a-draft")),

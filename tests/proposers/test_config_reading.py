@@ -57,7 +57,7 @@ from foretoken.proposers.config_reading import parse_speculative_config, read_sp
         ("ngram", "must be an object"),
         (["ngram"], "must be an object"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_name_the_key_and_the_remedy(value: Any, words: str) -> None:
     with pytest.raises(SpeculativeConfigError) as caught:
         parse_speculative_config(value)

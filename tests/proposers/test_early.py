@@ -86,7 +86,7 @@ class Pair:
         feedback = Feedback(
             [text.name for text in texts], [text.num_computed for text in texts], list(map(len, drafts)), accepted, emitted,
             [False] * len(texts), hidden, starts, scheduled, [text.token_ids for text in texts],
-        )  # fmt: skip
+        )
         self.early.observe(feedback)
         self.late.observe(feedback)
         self.early.check()

@@ -153,9 +153,7 @@ def _copies_of_first() -> set[str]:
         ({}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    change: dict[str, Any], without: str, settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused(change: dict[str, Any], without: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     untied = PUBLISHED["untied"]
     changed = Ibms({**untied.config, **change}, {name: t for name, t in untied.tensors.items() if name != without})
     with pytest.raises(SpeculativeConfigError, match=message):

@@ -40,7 +40,7 @@ LACKING: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
         name: t.to(torch.int8) if "2.self_attn.q_proj_diff." in name else t for name, t in w.items()
     },
     "contains NaN": lambda w: {name: t * torch.nan if "o_proj_diff" in name else t for name, t in w.items()},
-}  # fmt: skip
+}
 
 
 def changed(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
@@ -53,7 +53,7 @@ def save(folder: Path, **config: Any) -> Path:
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2,
-    }  # fmt: skip
+    }
     model = Qwen3ForCausalLM(Qwen3Config(**sizes)).float()
     model.save_pretrained(folder)
     remote = {"architectures": ["OrthrusLM"], "auto_map": {"AutoModelForCausalLM": "modeling_orthrus.OrthrusLM"}}

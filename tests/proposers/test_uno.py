@@ -214,7 +214,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"uno_noise_low": VOCAB}, "'uno_noise_low' 300 must be below 300"),
     ({"uno_noise_seed": -1}, "'uno_noise_seed' must be an integer"),
     ({"uno_lora_path": "/nowhere/at/all"}, "there is no folder /nowhere/at/all"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("more", "told"), BAD)

@@ -146,7 +146,7 @@ def test_metrics_say_whose_requests_run(app: TestClient) -> None:
 def test_commands_load_them_at_the_start(
     tiny_target: Path, folders: dict[str, str], expected: dict[str, str], server_process: Callable[..., RunningServer],
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     flags = (str(tiny_target), *FLAGS, *(f"{name}={folder}" for name, folder in folders.items()))
     assert generate([PROMPT, "--raw", "--max-tokens", "12", "--adapter", "two", *flags]) == 0
     assert expected["two"].startswith(capsys.readouterr().out.rstrip("\n"))

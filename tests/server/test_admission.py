@@ -62,7 +62,7 @@ def test_a_wrong_key_is_a_401(locked: TestClient, header: str) -> None:
         ("127.0.0.1.evil.example:8000", False),
         ("evil.example.", False), ("localhost.evil.example", False), ("[a.b", False),
     ],
-)  # fmt: skip
+)
 def test_without_a_key_a_page_cannot_come_in_under_a_name_of_its_own(fake: FakeEngine, host: str, served: bool) -> None:
     client = fake.client(allowed_origins=("https://chat.example",))
     answers = [client.post("/v1/chat/completions", json=CHAT, headers={"Host": host}), client.get("/v1/models", headers={"Host": host})]

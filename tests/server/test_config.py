@@ -101,7 +101,7 @@ def test_keys_are_not_shown() -> None:
     "argv",
     [("T",), ("--model", "T"), ("--model=T",), ("--model", "T", "T"), ("--port", "1", "T"), ("T", "--port", "1"), ("--", "T"),
      ("--enforce-eager", "T"), ("--swap-space", "4", "T"), ("--insecure-no-auth", "T")],
-)  # fmt: skip
+)
 def test_the_model_in_any_place(argv: tuple[str, ...]) -> None:
     assert read(*argv).engine.model.model == "T"
 
@@ -144,7 +144,7 @@ def test_mistakes_in_a_file_or_the_environment_name_their_place(
     mistakes = {
         "prot: 1": "did you mean --port", "- 1": "must map", "a: [": "cannot be read", "port: x": "--port",
         "prot:": "did you mean --port", "enable-prefix-cashing: false": "did you mean", "spec-method: off": "--spec-method",
-    }  # fmt: skip
+    }
     for text, message in mistakes.items():
         file.write_text(text)
         error = refusal(capsys, "--config", file)

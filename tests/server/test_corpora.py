@@ -63,7 +63,7 @@ def test_everyone_sees_exports_and_deletes_their_own(tiny_tokenizer: PreTrainedT
         shown = client.ask("GET", PATH, first).json()["data"][0]
         assert shown == {
             "id": own, "object": "speculation.corpus", "corpus_id": "default", "num_responses": 2, "num_tokens": 24,
-        }  # fmt: skip
+        }
         export = client.ask("GET", f"{PATH}/{own}", first)
         lines = [json.loads(line) for line in export.text.splitlines()]
         assert export.headers["content-type"] == "application/jsonl" and len(lines) == 2
@@ -88,7 +88,7 @@ def test_key_salt_and_name_keep_apart_and_cannot_be_read_from_an_id(tiny_tokeniz
         variants: list[dict[str, Any]] = [
             {}, {"cache_salt": "s3cret"}, {"speculation": {"corpus_id": "my-project"}},
             {"cache_salt": "s3cret", "speculation": {"corpus_id": "my-project"}},
-        ]  # fmt: skip
+        ]
         for key in KEYS:
             for fields in variants:
                 told = client.complete(key, **fields)

@@ -22,7 +22,7 @@ def test_forms_read(form: Callable[[str], Any], text: str, value: float) -> None
         (count, "0", "not a positive integer"), (count, "1.5", "not a positive integer"), (count, "-1", "not a positive integer"),
         *[(temperature, text, "is not a temperature") for text in ("hot", "-1", "nan", "inf", "101")],
     ],
-)  # fmt: skip
+)
 def test_forms_refuse(form: Callable[[str], Any], text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
         form(text)

@@ -18,7 +18,7 @@ WITHOUT_DEFAULT = {"help", "no_enable_prefix_caching", "raw", "input", "output"}
 SECTIONS = (
     "model:", "computing and number formats:", "speculation:", "memory and batching:", "API:", "network:", "security:",
     "logging and settings:", "examples:",
-)  # fmt: skip
+)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_to
 SCHEMA = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 THINKS = CHAT_TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|>{% if enable_thinking is not defined or enable_thinking %}"
-                               "<think>{% else %}<think></think>{% endif %}{% endif %}")  # fmt: skip
+                               "<think>{% else %}<think></think>{% endif %}{% endif %}")
 
 
 @pytest.fixture(scope="module")

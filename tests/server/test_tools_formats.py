@@ -322,7 +322,7 @@ SNIPPETS = [
     "<invoke name=\"", '">', '<parameter name="text', *DeepSeekV3.markers, "function", "```json", *KimiK2.markers, "functions.f:0",
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", '{"name": "f"', '"name"', '"arguments": ', '"parameters": {',
     *'{}[]"\\,:; \n<f1é🦊', "null", " " * (MAX_SPACE + 1),
-]  # fmt: skip
+]
 texts = st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=3), max_size=30).map("".join)
 
 

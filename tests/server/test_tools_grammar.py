@@ -32,7 +32,7 @@ WEATHER = {
     "required": ["city", "note"],
     "additionalProperties": False,
     "$defs": {"point": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}},
-}  # fmt: skip
+}
 TOOLS: tuple[Tool, ...] = (
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "weather.now"}},
@@ -41,7 +41,7 @@ FORMAT_NAMES = [
     "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2",
     "functiongemma", "gemma4", "glm45", "granite", "hermes", "lfm2", "llama3_json", "mistral", "mistral_list", "olmo3", "phi4_mini_json",
     "openai", "pythonic", "qwen3_xml",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

@@ -40,4 +40,4 @@ def test_kinds_of_odd_schemas() -> None:
         "a": set(), "b": set(), "c": {"string"}, "d": set(), "e": set(), "f": set(),
         "g": {"integer", "string"}, "h": {"null"}, "i": set(), "j": {"object"},
         "k": {"string", "null"}, "l": set(), "m": {"integer", "null"},
-    }  # fmt: skip
+    }

@@ -10,7 +10,7 @@ from foretoken.kernels.torch_kv import TorchKV
 def attention_reference(
     q: Tensor, kv: TorchKV, layer: int, batch: RaggedBatch, scale: float, window: int | None = None, softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`paged_attention` token by token in float64 over a cache already written: slow and plainly right."""
     num_tokens, num_heads, _ = q.shape
     kv_heads, v_dim = kv.v[layer].shape[1:]

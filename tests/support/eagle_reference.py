@@ -308,9 +308,7 @@ class Reference(PlainNetwork):
         return self._by_token(logits.softmax(-1), self.spec.vocab)
 
 
-def eagle2_tree(
-    log_probs: Callable[[tuple[int, ...]], Tensor], top_k: int, depth: int, num_nodes: int
-) -> tuple[list[int], list[int]]:
+def eagle2_tree(log_probs: Callable[[tuple[int, ...]], Tensor], top_k: int, depth: int, num_nodes: int) -> tuple[list[int], list[int]]:
     """(tokens, parents) of EAGLE-2's tree (Li et al. 2024), paths at most `depth` long. log_probs(path) [vocab]."""
 
     def children(path: tuple[int, ...], score: float) -> list[tuple[float, tuple[int, ...]]]:

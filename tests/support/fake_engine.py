@@ -74,7 +74,7 @@ class FakeEngine:
         return SimpleNamespace(
             model=model, tokenizer=self.tokenizer, proposer_names=("ngram",), speculative=speculative, num_spec_tokens=5,
             intake=self.intake, adapters=None, max_loras=None, sampling=self.sampling,
-        )  # fmt: skip
+        )
 
     @property
     def intake(self) -> Intake:

@@ -26,7 +26,7 @@ def programs() -> tuple[Program, Program]:
     embedding = "model.embed_tokens.weight"
     view = TargetView(
         Path(), {}, cast(Any, None), 4, WIDTH, VOCAB, MAX_MODEL_LEN, embedding, embedding, 1.0, 1.0, None, target.kv_layers
-    )  # fmt: skip
+    )
     layers: dict[str, Any] = {
         **{"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_kv_shared_layers": 2},
         **{"num_attention_heads": 4, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 0},

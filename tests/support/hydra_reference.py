@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaModel
 WIDTH, VOCAB = 32, 60
 LAYER: dict[str, Any] = {
     "hidden_size": WIDTH, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-3,
-}  # fmt: skip
+}
 TARGET = Target(Spec(hidden=WIDTH, target_hidden=WIDTH, vocab=VOCAB))
 
 

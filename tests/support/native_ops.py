@@ -107,7 +107,7 @@ def prepare(
     args = Prepare(
         address(x), x.stride(0), x.shape[1], eps is not None, centred, address(weight), address(bias), eps or 0.0, precision, inputs,
         address(data), stride, address(scales), address(sums),
-    )  # fmt: skip
+    )
     first = rows // 2  # in two pieces, as threads would
     call("ft_op_prepare", isa, ctypes.byref(args), 0, first)
     call("ft_op_prepare", isa, ctypes.byref(args), first, rows - first)
@@ -150,7 +150,7 @@ def packed(matrices: list[Tensor], precision: Precision, bias: Tensor | None = N
 def unpacked(isa: int, w: Packed, ids: Tensor, width: int, scale: float = 1.0) -> Tensor:
     out = torch.full((len(ids), width + 3), 55.0)
     call("ft_op_unpack_rows", isa, ctypes.byref(w.struct), c_void_p(ids.data_ptr()), len(ids), width, c_float(scale),
-         c_void_p(out.data_ptr()), c_int64(out.stride(0)))  # fmt: skip
+         c_void_p(out.data_ptr()), c_int64(out.stride(0)))
     assert (out[:, width:] == 55).all()
     return out[:, :width]
 
@@ -178,7 +178,7 @@ def linear(isa: int, w: Packed, x: Rows, outputs: int, after: After, splits: lis
         address(residual), 0 if residual is None else residual.stride(0), after.scale, after.softcap, FUNCTIONS[after.function],
         after.gated, outputs, None if after.narrow else address(out), address(out) if after.narrow else None, out.stride(0),
         address(after.out_rows), ctypes.addressof(best),
-    )  # fmt: skip
+    )
     panels = w.struct.outputs // 16
     cuts = [0, *(splits or []), panels]
     for first, end in zip(cuts, cuts[1:], strict=False):

@@ -128,7 +128,7 @@ def _mlp_speculator(s: Shapes) -> Made:
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "vocab_size": s.vocab, "emb_dim": s.hidden,
         "inner_dim": 64, "n_predict": 3, "top_k_tokens_per_head": [4, 3, 2], "n_candidates": 3, "tie_weights": False, "scale_input": True,
-    }  # fmt: skip
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for i in range(3):
         shapes |= {f"speculator.emb.{i}.weight": (s.vocab, 64), f"speculator.head.{i}.weight": (s.vocab, 64)}
@@ -142,7 +142,7 @@ def _lstm_speculator(s: Shapes) -> Made:
         "architectures": ["ArcticLSTMSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "method": "sum_lstm", "n_predict": 3,
         "input_hidden_dim": s.hidden, "inner_dim": "64", "proj_dim": "64", "emb_dim": "64", "vocab_size": s.vocab, "tie_weights": True,
         "scale_input": True,
-    }  # fmt: skip
+    }
     shapes: dict[str, tuple[int, ...]] = {"head.0.weight": (s.vocab, 64)}
     for gate in ("input", "forget", "cell", "output"):
         shapes |= {f"{gate}_emb.0.weight": (s.vocab, 64), f"{gate}_proj.0.weight": (64, s.hidden), f"{gate}_proj.1.weight": (64, 64)}

@@ -23,7 +23,7 @@ def qwen3_5_program(k_dim: int = 24, v_dim: int = 40, heads: tuple[int, int] = (
         vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         head_dim=32, linear_key_head_dim=k_dim, linear_value_head_dim=v_dim, linear_num_key_heads=heads[0], linear_num_value_heads=heads[1],
         max_position_embeddings=512,
-    )  # fmt: skip
+    )
     return fuse(decoder_program(config))
 
 

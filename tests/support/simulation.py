@@ -201,7 +201,7 @@ def fresh(request: Request) -> Request:
     return Request(
         request.request_id, request.prompt_token_ids, request.params, request.arrival_time, request.max_tokens, request.seed,
         request.eos_token_ids, request.choice, request.priority, request.cache_salt,
-    )  # fmt: skip
+    )
 
 
 def run_alone(world: World, request: Request) -> list[int]:

@@ -13,7 +13,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 OPTIONS: dict[str, Any] = {
     "dtype": "float32", "num_gpu_blocks_override": 24, "max_model_len": 32, "max_num_seqs": 4, "max_num_batched_tokens": 16,
     "enable_prefix_caching": False,
-}  # fmt: skip
+}
 
 
 def say(llm: LLM, **more: Any) -> list[list[int]]:

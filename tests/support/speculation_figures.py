@@ -16,7 +16,7 @@ USUAL = Figures(
 def figures(
     setting: Setting, speedup: float, concurrency: int = 1, noise: float = 0.0, mu: float = 2.4, rate: float | None = 0.8,
     draft: float = 0.3, verify: float = 1.2, decode_share: float = 0.9,
-) -> Figures:  # fmt: skip
+) -> Figures:
     """noise: from the median to either quarter."""
     return replace(
         USUAL, setting=setting, concurrency=concurrency,

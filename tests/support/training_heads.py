@@ -117,9 +117,7 @@ def made_once(kind: Callable[[Path], object]) -> Any:
     return pytest.fixture(scope="module")(lambda tmp_path_factory: kind(tmp_path_factory.mktemp("target")))
 
 
-def check_export(
-    head: DFlash, target: TinyTarget, folder: Path, scores: Callable[[Sequence[int], Sequence[int], int], Tensor]
-) -> None:
+def check_export(head: DFlash, target: TinyTarget, folder: Path, scores: Callable[[Sequence[int], Sequence[int], int], Tensor]) -> None:
     """What is served from the folder guesses by scores(text, guesses so far, guesses wanted) [V]."""
     head.export(folder)
     assert detect_method(str(folder)) == "dflash"
@@ -229,7 +227,7 @@ class Training:
         plan = Plan(
             steps=steps, accumulate=1, workers=1, schedule=Schedule(warmup=0.1, decay=0.5, floor=0.1),
             optimizer=OptimizerSettings(lr=lr, table_lr=lr),
-        )  # fmt: skip
+        )
         held_out = [document(text) for text in texts(10, 40, 2, lag)]
         self.run = Run(head, stream([folder / "text"], 400), plan, folder / "work", held_out)
         self.before = self.metrics()

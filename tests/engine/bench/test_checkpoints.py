@@ -21,7 +21,7 @@ TINY = Shape(
         "vocab_size": 8300, "tie_word_embeddings": True,
     },
     3,
-)  # fmt: skip
+)
 
 
 def test_a_made_model_is_one_that_transformers_loads_and_every_id_is_some_text(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_tensors_that_hold_several_weights_are_made_whole(tmp_path: Path) -> Non
         "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
         "intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
         "linear_value_head_dim": 8, "vocab_size": 8300, "tie_word_embeddings": True,
-    }  # fmt: skip
+    }
     make(Shape("", "qwen3_5_text", "Qwen3_5ForCausalLM", small, 0), tmp_path)
     executor, _, _ = load_executor(tmp_path, read_config(tmp_path), ModelConfig(str(tmp_path), executor="torch"))
     assert executor.vocab_size == 8300 and len(executor.state_layers) == 6

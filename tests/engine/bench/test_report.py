@@ -44,7 +44,7 @@ def results() -> Results:
         one(GENERATE, "one stream", 1, 95.0, 3.6), one("transformers", "one stream", 1, 26.4, 1.0),
         one(GENERATE, "draft off", 3, 108.0, 1.0), one(GENERATE, "draft draft_model", 3, 161.0, 1.49),
         one(GENERATE, "draft length", 3, 2.18), one(GENERATE, "draft identical", 3, 1.0),
-    )  # fmt: skip
+    )
     return Results(1, "foretoken bench kernels", machine, Effort(), ("M3, int4: no such thing",), measurements)
 
 

@@ -20,7 +20,7 @@ def speculative_turn(slowness: float = 1.0) -> Turn:
     answer = Answer(
         list(range(9)), passes=5, drafts=4, drafted=12, accepted=4, kept=4, histogram=[0, 4],
         first_s=0.004, seconds=0.004 + 4 * decode.seconds,
-    )  # fmt: skip
+    )
     return Turn(2 * answer.seconds, (prompt, *[decode] * 4) * 2, (answer, answer))
 
 

@@ -381,7 +381,7 @@ def choices() -> None:
     changes = edits.Edits(
         integer, empty(1, 4008, dtype=INT), ranges, integer, ranges, integer, real, ranges, integer, real, empty(places, 8, dtype=INT),
         real, real, real,
-    )  # fmt: skip
+    )
     for vocab_size, dtype in ((32000, WIDE), (151936, HALF)):
         logits = empty(places, vocab_size, dtype=dtype)
         sampling.choose(edits.edit_logits(logits, long, changes), wanted)
@@ -456,7 +456,7 @@ GROUPS: dict[str, Callable[[], None]] = {
         attention_of_any_number_of_rows, products, narrow_products, experts_of_models, recurrent_layers, other_recurrent_layers, small_ones,
         chains, early, choices, of_tests, behind_a_pass,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     with builds(*map(int, sys.argv[2:])) as found:

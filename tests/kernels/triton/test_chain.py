@@ -131,7 +131,7 @@ def draft_head() -> Program:
     return Program(
         ops, weights, (KVLayerSpec(2, 8, 8),), {"rope": RopeTable((1.0, 0.3, 0.1, 0.03))}, 41, 64, ("feature", "out"), "out", "logits",
         BEST, {"feature": 32}, ("feature", 1), "ids",
-    )  # fmt: skip
+    )
 
 
 BEST = ArgMax(("logits",), ("argmax", "top"))

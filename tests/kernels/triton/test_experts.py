@@ -42,7 +42,7 @@ def test_rows_have_the_experts_with_the_greatest_scores(count: int, top: int, na
     op = Experts(
         ("x", "r"), ("y",), names, names, names, "silu", top, renormalise, score="sigmoid" if router.is_sigmoid else "softmax",
         num_groups=router.num_groups, top_groups=router.top_groups, scale=router.scale,
-    )  # fmt: skip
+    )
     chosen, weights = route(logits, router)
     expected, shares = routes(op, logits, correction, scales)
     assert torch.equal(chosen.long(), expected)

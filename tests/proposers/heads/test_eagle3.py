@@ -127,7 +127,7 @@ def test_prompts_and_other_documents_change_only_what_is_counted(target: TaughtT
 def test_the_draft_vocabulary_is_what_is_said_most(target: TaughtTarget, tmp_path: Path) -> None:
     documents = [
         Document(np.array([5, 5, 5, 9, 2, 9]), np.array([0, 0, 0, 1, 1, 1])), Document(np.array([7, 2, 9]), np.array([0, 1, 1])),
-    ]  # fmt: skip
+    ]
     write(tmp_path / "text", documents, VOCAB)
     counts = torch.from_numpy(learned_counts(tmp_path / "text", VOCAB))
     assert counts.sum() == 5 and counts[9] == 3 and counts[2] == 2

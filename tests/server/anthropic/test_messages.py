@@ -84,7 +84,7 @@ def test_the_events_of_a_stream_come_in_anthropics_order(client: TestClient, fak
     assert kinds == [
         "message_start", "ping", "content_block_start", *["content_block_delta"] * num_steps, "content_block_stop", "message_delta",
         "message_stop",
-    ]  # fmt: skip
+    ]
     start = events[0]["message"]
     assert start["content"] == [] and start["stop_reason"] is None
     assert (start["usage"]["input_tokens"], start["usage"]["cache_read_input_tokens"]) == (len(fake.calls[0].prompt) - 3, 3)

@@ -23,7 +23,7 @@ def test_one_command_measures_all_levels_and_writes_all_files(
     for case in [
         (MACHINE, "read", 1), (NETWORK, "decode", 128), (NETWORK, "verification", 16), (NETWORK, "context", 128), (GENERATE, "decode", 128),
         (GENERATE, "rows", 4), (SERVER, "decode", 128), (STREAMED, "decode", 128), (SERVER, "load", 4), (STREAMED, "load", 4),
-    ]:  # fmt: skip
+    ]:
         measurement = found[case]
         assert set(measurement) == {"model", "precision", "level", "case", "x", "unit", "value", "ratio", "ratio_to"}
         assert measurement["model"] == tiny_target.name and measurement["value"]["median"] > 0

@@ -18,9 +18,7 @@ def _threads() -> Iterator[None]:
     native.set_threads(before)
 
 
-def test_the_command_says_what_cannot_be_had(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_what_cannot_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "supports", lambda program, execution: "no such processor")
     text, out = tmp_path / "text.md", tmp_path / "out.json"
     text.write_text("user: Hello\nassistant: Hi!\n---\nuser: What is a list?\nassistant: Things in order.")

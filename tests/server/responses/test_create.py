@@ -46,7 +46,7 @@ def test_the_items_become_one_conversation(api: TestClient, fake: FakeEngine) ->
         {"type": "function_call_output", "call_id": "c2", "output": "noon"},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "sun"}]},
         {"type": "message", "role": "user", "content": "ok"},
-    ]  # fmt: skip
+    ]
     create(api, items, instructions="I")
     assert fake.prompt() == (
         '<|system|>I<|end|><|system|>D<|end|><|user|>one\ntwo<|end|><|assistant|>~hm~soweather({"city": "Rome"})time({})<|end|>'
@@ -235,7 +235,7 @@ def test_the_prompts_tokens_are_counted(api: TestClient, fake: FakeEngine) -> No
         ({"truncation": "middle"}, "truncation", "auto"),
         ({"instructions": ["x"]}, "instructions", "string"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_the_field(api: TestClient, fake: FakeEngine, fields: dict[str, Any], param: str, said: str) -> None:
     error = refusal(api, **fields) if "input" not in fields else refusal(api, fields["input"])
     assert error["param"] == param and said in error["message"], error

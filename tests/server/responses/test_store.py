@@ -173,7 +173,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     done = subprocess.run(  # of this process, a second one is none: locks are between processes
         [sys.executable, "-m", "foretoken", "serve", "--port", "0", "--response-store", str(tmp_path / "good")],
         capture_output=True, text=True, timeout=60, env=environment(),
-    )  # fmt: skip
+    )
     assert done.returncode == 78 and "another process uses it" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     run(good.close())
     check_store(str(tmp_path / "good"))

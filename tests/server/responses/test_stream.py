@@ -43,7 +43,7 @@ def test_an_answer(api: TestClient, fake: FakeEngine) -> None:
     assert kinds(events) == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
         "content_part.done", "output_item.done", "completed",
-    ]  # fmt: skip
+    ]
     assert "".join(event["delta"] for event in events if event["type"].endswith("delta")) == fake.reply
     (item,) = events[-1]["response"]["output"]
     assert {event["item_id"] for event in events if "item_id" in event} == {item["id"]}
@@ -65,7 +65,7 @@ def test_reasoning_text_and_a_call(api: TestClient, fake: FakeEngine) -> None:
         "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "completed",
-    ]  # fmt: skip
+    ]
     output = events[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
     done = [event for event in events if event["type"] == "response.output_item.done"]

@@ -136,7 +136,7 @@ def test_commands_change_the_conversation(tmp_path: Path, capsys: pytest.Capture
         "/save ~nobody-of-this-name/x": "cannot be written",
         "/temperature hot": "'hot' is not a temperature", "/temperature -1": "is not a temperature", "/s": "there is no /s",
         "/stats": "no answer yet",
-    }.items():  # fmt: skip
+    }.items():
         assert commands.run(line) is Next.READ and words in capsys.readouterr().out
     assert commands.run("/regenerate") is Next.ANSWER and chat.messages == messages[1:2]
     commands.run("/undo")
