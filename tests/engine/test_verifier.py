@@ -5,13 +5,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from variants import slow_but
-from verifying import VOCAB, Guess, Model, a_request, a_row, chain, chi_square, draft_tokens, forward, hash_model, log
+from verifying import VOCAB, Guess, Method, Model, a_request, a_row, chain, chi_square, draft_tokens, forward, hash_model, log, verify
 
 from foretoken.engine import sampler as sampler_module
 from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
@@ -20,12 +20,6 @@ from foretoken.engine.verifier import Verifier
 from foretoken.kernels import noise, sampling
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.noise import Purpose
-
-Method = Literal["match", "standard", "block"]
-
-
-def verify(rows: list[PlanRow], model: Model = hash_model, method: Method = "match") -> list[RowVerdict]:
-    return Verifier(method).verify(StepPlan(rows, 16), forward(rows, model)).rows
 
 
 def decode(requests: list[Request], num_tokens: int, guess: Callable[[Request], Guess]) -> int:
@@ -360,7 +354,7 @@ def test_the_rule_finds_its_rows_among_others(method: Method) -> None:
     assert together[3::4] == verify(rows[3::4])  # trees: sample and match
     assert together[0::4] == verify(rows[0::4])
     # a one-hot q is what None means
-    assert Verifier(method).verify(StepPlan(rows, 16), forward(rows, hash_model)).rows == together
+    assert verify(rows, hash_model, method) == together
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])

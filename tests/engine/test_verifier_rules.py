@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from verifying import Guess, a_request, a_row, chain, chi_square, forward, hash_model, log
+from verifying import Guess, a_request, a_row, chain, chi_square, forward, hash_model, log, verify
 
 from foretoken.engine.logit_edits import Node
 from foretoken.engine.lossy import typical_path
@@ -89,7 +89,7 @@ def plain(row: PlanRow, tokens: list[int]) -> int:
         request.request_id, request.prompt_token_ids, request.params, 0.0, 100, request.seed, request.eos_token_ids,
         token_ids=[*request.token_ids, *tokens], bad_word_ids=request.bad_word_ids,
     )
-    (token,) = Verifier().verify(StepPlan([a_row(grown)], 16), forward([a_row(grown)], hash_model)).rows[0].token_ids
+    (token,) = verify([a_row(grown)])[0].token_ids
     return token
 
 
@@ -102,8 +102,7 @@ def tree_rows(seed: int) -> list[PlanRow]:
 @pytest.mark.parametrize("seed", range(6))
 def test_typical_acceptance_judges_by_the_requests_own_distribution(seed: int) -> None:
     rule, rows = Typical(0.2, 0.5), tree_rows(seed)
-    verdicts = Verifier(typical=rule).verify(StepPlan(rows, 16), forward(rows, hash_model)).rows
-    matched = Verifier().verify(StepPlan(rows, 16), forward(rows, hash_model)).rows
+    verdicts, matched = verify(rows, typical=rule), verify(rows)
     for row, verdict, exact in zip(rows, verdicts, matched, strict=True):
         if row.request.params.greedy:
             assert verdict == exact
@@ -123,10 +122,7 @@ def test_typical_acceptance_judges_by_the_requests_own_distribution(seed: int) -
 
 def test_typical_acceptance_keeps_more_than_matching() -> None:
     rows = [row for seed in range(10) for row in tree_rows(seed) if not row.request.params.greedy]
-    kept = [
-        sum(len(v.accepted) for v in verifier.verify(StepPlan(rows, 16), forward(rows, hash_model)).rows)
-        for verifier in (Verifier(), Verifier(typical=Typical(0.05, 0.1)))
-    ]
+    kept = [sum(len(v.accepted) for v in verify(rows, typical=rule)) for rule in (None, Typical(0.05, 0.1))]
     assert kept[1] > kept[0] > 0
 
 
@@ -155,9 +151,8 @@ def test_synthetic_acceptance_has_the_given_rates(temperature: float) -> None:
 def test_synthetic_acceptance_is_reproducible_and_leaves_plain_rows_alone() -> None:
     rows = tree_rows(3)
     rows += [a_row(row.request) for row in rows[:3]]
-    verifier = Verifier(synthetic_rates=(0.7,))
-    whole = verifier.verify(StepPlan(rows, 16), forward(rows, hash_model)).rows
-    assert whole == [verifier.verify(StepPlan([row], 16), forward([row], hash_model)).rows[0] for row in rows]
+    whole = verify(rows, synthetic_rates=(0.7,))
+    assert whole == [verify([row], synthetic_rates=(0.7,))[0] for row in rows]
     for row, verdict in zip(rows, whole, strict=True):
         said = [row.draft_token_ids[i] for i in verdict.accepted]
         assert verdict.token_ids == [*said, plain(row, said)]

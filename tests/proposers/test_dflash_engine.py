@@ -1,7 +1,4 @@
-"""Block drafters of random weights in the real engine: they change how fast texts come, never the texts.
-
-Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right.
-"""
+"""Block drafters of random weights in the real engine: they change how fast texts come, never the texts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,6 +26,7 @@ DEMO = Spec(
     taps=(2, 3, 5),
     own_head=True,
 )
+DRAWN_GUESSES = {"draft_sample_method": "probabilistic"}
 # What they are called in the order of the config.
 METHODS = {
     "dflash": "bidirectional",
@@ -61,13 +59,13 @@ def configured(folder: Path) -> list[dict[str, Any]]:
         models.append(str(Drafter.write(one, folder / str(i)).folder))
     return [
         {"model": models[0]},
-        {"model": models[1], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
-        {"model": models[2], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
-        {"model": models[3], "num_speculative_tokens": 6, "draft_sample_method": "probabilistic"},
-        {"model": models[4], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
-        {"model": models[5], "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"},
+        {"model": models[1], "num_speculative_tokens": 5, **DRAWN_GUESSES},
+        {"model": models[2], "num_speculative_tokens": 5, **DRAWN_GUESSES},
+        {"model": models[3], "num_speculative_tokens": 6, **DRAWN_GUESSES},
+        {"model": models[4], "num_speculative_tokens": 4, **DRAWN_GUESSES},
+        {"model": models[5], "num_speculative_tokens": 4, **DRAWN_GUESSES},
         {"model": models[6], "num_speculative_tokens": 6, "confidence_threshold": 0.5},
-        {"model": models[7], "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"},
+        {"model": models[7], "num_speculative_tokens": 5, **DRAWN_GUESSES},
     ]
 
 

@@ -1,7 +1,4 @@
-"""EAGLE drafters of random weights in the real engine: they change how fast texts come, never the texts.
-
-Requests may say ten tokens only, and the drafters know just these: so even random guesses are often right, in trees most often.
-"""
+"""EAGLE drafters of random weights in the real engine: they change how fast texts come, never the texts."""
 
 from collections.abc import Iterator
 from dataclasses import replace

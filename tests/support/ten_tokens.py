@@ -1,4 +1,5 @@
-"""The embedded target where it may say ten tokens only: drafters of random weights that know just these are often right."""
+"""The embedded target where it may say ten tokens only: drafters of random weights that know just these are often right, in trees
+most often."""
 
 from collections.abc import Iterable
 from typing import Any

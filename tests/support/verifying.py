@@ -2,20 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy import stats
 
-from foretoken.engine.plan import PlanRow
+from foretoken.engine.plan import PlanRow, RowVerdict, StepPlan
 from foretoken.engine.request import Request, SamplingParams
 from foretoken.engine.sampler import full_logits_wanted
+from foretoken.engine.verifier import Verifier
 from foretoken.kernels import noise
 from foretoken.kernels.layout import ForwardOutput
 from foretoken.kernels.noise import Purpose
 
 VOCAB = 24
+Method = Literal["match", "standard", "block"]
 Guess = tuple[list[int], list[int]]  # draft tokens, parents
 Model = Callable[[tuple[int, ...]], np.ndarray]  # prefix -> logits [V]
 
@@ -53,6 +55,11 @@ def forward(rows: Sequence[PlanRow], model: Model) -> ForwardOutput:
     everything = torch.from_numpy(np.stack(logits))
     top, argmax = everything.max(-1)
     return ForwardOutput(argmax, top, everything[full] if full else None)
+
+
+def verify(rows: list[PlanRow], model: Model = hash_model, method: Method = "match", **lossy: Any) -> list[RowVerdict]:
+    """What the verifier says of a step of these rows. lossy: its rules that go before the method."""
+    return Verifier(method, **lossy).verify(StepPlan(rows, 16), forward(rows, model)).rows
 
 
 def log(probs: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """DFlash in training: it learns, and what it exports guesses as it does."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from training_heads import (
     check_export,
     disturbed,
     document,
+    exported,
     made_once,
     rounded,
     texts,
@@ -85,10 +85,8 @@ def test_it_learns_and_a_wrong_shift_is_worse(target: Tapped, tmp_path: Path) ->
 
 
 def test_defaults_fit_any_target(target: Tapped, tmp_path: Path) -> None:
-    head = DFlash(target.frozen)
-    head.export(tmp_path)
+    _, config = exported(DFlash(target.frozen), tmp_path)
     assert dflash.load(BlockConfig(str(tmp_path), "dflash", quantization="none"), target.resources).found
-    config = json.loads((tmp_path / "config.json").read_text())
     assert config["block_size"] == 8 and config["num_hidden_layers"] == 2 and config["rope_theta"] == 10000.0
     assert config["dflash_config"] == {"mask_token_id": 0, "target_layer_ids": [0, 1]}      # the padding token
     assert [published_taps(layers) for layers in (1, 2, 8, 36)] == [(0,), (0, 1), (1, 3, 5), (1, 17, 33)]

@@ -1,6 +1,5 @@
 """DFlash 2 in training: it begins as a DFlash, learns more than one, and what it exports guesses as it does."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,7 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from training_heads import VOCAB, Tapped, Training, block_states, check_documents_apart, check_export, document, made_once, rounded, texts
+from training_heads import (
+    VOCAB,
+    Tapped,
+    Training,
+    block_states,
+    check_documents_apart,
+    check_export,
+    document,
+    exported,
+    made_once,
+    rounded,
+    texts,
+)
 
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
@@ -82,10 +93,9 @@ def test_it_begins_as_a_dflash_and_learns_more(target: Tapped, tmp_path: Path) -
 
 
 def test_defaults_fit_any_target(target: Tapped, tmp_path: Path) -> None:
-    DFlash2(target.frozen).export(tmp_path)
+    _, config = exported(DFlash2(target.frozen), tmp_path)
     found = dflash.load(BlockConfig(str(tmp_path), "dflash", quantization="none"), target.resources).found
     assert found[0].startswith("DFlash 2 in the layout of z-lab")
-    config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["DFlash2DraftModel"]
     more = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 64, "selector_top_k": 16}
     assert config["dflash_config"].items() >= more.items()

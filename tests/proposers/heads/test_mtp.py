@@ -1,6 +1,5 @@
 """An MTP layer in training: it learns, and what it exports guesses as it does, looped too."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from training_heads import (
     check_served,
     disturbed,
     document,
+    exported,
     llama_config,
     made_once,
     texts,
@@ -90,8 +90,7 @@ def test_without_the_shift_guesses_are_worse(target: TinyTarget, tmp_path: Path)
 
 
 def test_the_config_names_layer_and_target(target: TinyTarget, tmp_path: Path) -> None:
-    Mtp(target.frozen, MtpSettings(STEPS)).export(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    _, config = exported(Mtp(target.frozen, MtpSettings(STEPS)), tmp_path)
     assert config["speculators_model_type"] == "mtp" and config["num_nextn_predict_layers"] == 1
     assert config["transformer_layer_config"]["model_type"] == "llama"
     assert config["transformer_layer_config"]["num_hidden_layers"] == 1
