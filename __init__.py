@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM", "CompletionOutput", "Counter", "Gauge", "GrammarSpec", "GuidedDecodingParams", "Histogram", "LoRARequest", "RequestOutput",
     "SamplingParams", "StructuredOutputsParams", "TextPrompt", "TokensPrompt", "Vector", "__version__",
-]  # fmt: skip
+]
 _HOMES = {
     "llm": {"LLM"},
     "request": {"LoRARequest", "SamplingParams"},

@@ -137,7 +137,7 @@ class Committer:
             request.request_id, request.choice, tokens, text, said.sources(len(tokens)), logprobs, reason, stop_reason,
             stats=stats, num_cached_tokens=request.num_cached_tokens, queue_time_s=queue_time_s,
             prompt_logprobs=prompt_logprobs, num_passes=said.num_passes,
-        )  # fmt: skip
+        )
 
     def _cut(self, request: Request, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
         """Tokens up to the first that ends the request, that one included."""
@@ -194,7 +194,7 @@ class Committer:
         return TokenDelta(
             request.request_id, request.choice, [], "", [], finish_reason=reason, error=error, error_code=error_code, stats=request.stats,
             num_cached_tokens=request.num_cached_tokens, queue_time_s=request.queue_time_s,
-        )  # fmt: skip
+        )
 
     def _close(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason

@@ -68,7 +68,7 @@ class SpeculativeDecodingMetrics:
         return cls(
             total.mean_acceptance_length, total.draft_acceptance_rate, histogram,
             total.num_steps, total.num_draft_tokens, total.num_accepted_tokens, num_spec_tokens, lossy,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class GrowingOutput:
         return RequestOutput(
             self._request_id, self._prompt, self._prompt_token_ids, self._choices, self.finished, self._num_cached_tokens, metrics,
             self._prompt_logprobs,
-        )  # fmt: skip
+        )
 
     def _add_logprobs(self, choice: CompletionOutput, delta: TokenDelta, tokenizer: PreTrainedTokenizerBase) -> None:
         if choice.logprobs is None or choice.cumulative_logprob is None:

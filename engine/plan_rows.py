@@ -25,7 +25,7 @@ def plan_row(
     row = PlanRow(
         grant.request, grant.num_computed, grant.num_scheduled, token_ids, parents, source, grant.block_table, grant.samples,
         state, is_asked=grant.ceiling > 0,
-    )  # fmt: skip
+    )
     return row, nodes
 
 

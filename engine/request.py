@@ -46,12 +46,12 @@ _NOTHING: dict[str, Any] = {"logit_bias": dict, "bad_words": list, "stop": list,
 """What None means for fields of SamplingParams that vLLM's scripts may give as None, which is the default there."""
 _WITHOUT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False), "length_penalty": (None, 1.0), "early_stopping": (None, False), "truncate_prompt_tokens": (None,),
-}  # fmt: skip
+}
 """Fields of vLLM that are not served, in their order below, and the values that mean so."""
 _IN_VLLMS_WORDS = (StructuredOutputsParams, "StructuredOutputsParams(json={...})")
 _FORMS: dict[str, tuple[type, str]] = {
     "grammar": (GrammarSpec, "GrammarSpec.json_schema({...})"), "structured_outputs": _IN_VLLMS_WORDS, "guided_decoding": _IN_VLLMS_WORDS,
-}  # fmt: skip
+}
 """Fields that say what form the output must have, and what they take."""
 _CORPUS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

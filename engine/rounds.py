@@ -109,7 +109,7 @@ class Rounds:
         self._limits = limits
         self._source = {
             FROM_PREDICTION: lookups.prediction, FROM_TEXT: lookups.text, FROM_TABLE: lookups.table, FROM_DRAFT: lookups.draft,
-        }  # fmt: skip
+        }
         self._rows: dict[str, _Row] = {}
         self._num_failures = 0  # in a row
         self._interrupt = array("i", [0])
@@ -233,7 +233,7 @@ class _Row:
             num_stops, num_predicted, *self.cursor, asked.predicted_k, asked.text_k,
             ngram.prompt_lookup_min, ngram.prompt_lookup_max, ngram.match == "latest",
             asked.table_k, asked.text_gain, asked.trust, asked.draft_k, slot_of(request), num_read,
-        ).packed(self._sampling)  # fmt: skip
+        ).packed(self._sampling)
 
     def take(self, num_new: int) -> list[int]:
         """The tokens that have come."""

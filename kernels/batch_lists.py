@@ -56,7 +56,7 @@ class BatchLists:
         return (
             len(self.token_ids), len(self.seq_lens), len(self.logits_indices), len(self.full_logits),
             -(-width // table_step) * table_step, any(self.first_places), any(self.adapters), bool(self.states),
-        )  # fmt: skip
+        )
 
 
 class BatchMemory:

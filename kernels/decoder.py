@@ -20,7 +20,7 @@ COMPOSITES = (
     "qwen3_5", "qwen3_5_moe", "gemma3", "mistral3", "llava", "llava_next", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v",
     "glm46v", "lfm2_vl", "gemma4", "llava_onevision", "idefics3", "smolvlm", "glm4v_moe", "gemma4_unified",
     "muse_glimmer",
-)  # fmt: skip
+)
 """Model types that, where there is nothing to see, are what their text_config says and nothing else."""
 OTHER_NAMES = {
     "qwen2_vl_text": "qwen2",

@@ -34,7 +34,7 @@ from .rope import UnsupportedModel, rope_table
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu",
     "relu2": "relu2",
-}  # fmt: skip
+}
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -392,7 +392,7 @@ class DecoderBuilder:
         op = Experts(
             (read, scores), (f"{name}.experts",), gates, ups, downs, function or self._function(), top, renormalise, score=score,
             correction=corrected, num_groups=groups[0], top_groups=groups[1], scale=scale, scales=scaled,
-        )  # fmt: skip
+        )
         return self._append(op, inputs)
 
     def biased_experts(self, name: str, x: str, count: int, width: int) -> str:

@@ -292,7 +292,7 @@ def experts_and_shared(
     some = d.experts(
         name, x, count, width, bool(d.own("norm_topk_prob", True)), PARTS, router=router, score=score, correction=correction,
         groups=groups, scale=float(d.config[scale]),
-    )  # fmt: skip
+    )
     return d.add(some, d.gated_mlp(f"{name}.{shared}", x, width * num_shared, shared_bias), f"{name}.mixed")
 
 

@@ -80,5 +80,5 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 FORMATS: dict[int, Callable[[Tensor], Tensor]] = {
     2: _q4_0, 3: _q4_1, 6: _q5_0, 7: _q5_1, 8: _q8_0, 12: _q4_k, 13: _q5_k, 14: _q6_k, 39: _mxfp4,
-}  # fmt: skip
+}
 """ggml's number of a format -> from blocks [n, bytes] uint8 to numbers, in the blocks' order and as many to each as it has."""

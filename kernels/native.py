@@ -266,7 +266,7 @@ class NativeExecutor:
         request = RoundsRequest(
             kv.bases, _address(rows), None if drafter is None else ctypes.pointer(_drafter(drafter)), _table(table), *prices.buffer_info(),
             num_rows, most, limits.most_tokens, limits.most_seconds, limits.ends_with_row,
-        )  # fmt: skip
+        )
         request.interrupt, request.drafts, request.tokens = interrupt.buffer_info()[0], _address(drafts), tokens.buffer_info()[0]
         request.seconds, request.draft_seconds = seconds.buffer_info()[0], draft_seconds.buffer_info()[0]
         self._check(self._library.ft_network_run_rounds(network.handle, ctypes.byref(request)))

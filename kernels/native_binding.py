@@ -115,7 +115,7 @@ class ProgramWeights:
     def _packed(
         self, names: tuple[str, ...], biases: tuple[str, ...], precision: Precision, gated: bool = False, one_form: bool = False,
         bias: Callable[[], torch.Tensor] | None = None,
-    ) -> PackedWeight:  # fmt: skip
+    ) -> PackedWeight:
         """bias: where `biases` are not those of these matrices alone."""
 
         def make() -> PackedWeight:
@@ -229,7 +229,7 @@ class BoundOps:
         low_rank = NativeLowRank(
             _FACTORS[factors.down.dtype], num_weights, num_slots, rank, width, step.outputs[0] in self._lowered.by_turns,
             ctypes.addressof(outputs), factors.ranks.data_ptr(), factors.down.data_ptr(), ups,
-        )  # fmt: skip
+        )
         self._held += (factors, outputs, ups, low_rank)
         op.kind, op.low_rank = OpKind.LOW_RANK, ctypes.pointer(low_rank)
         op.num_inputs = 1

@@ -167,11 +167,11 @@ def shortened(library: ctypes.CDLL, isa: int, memory_of: WeightMemory, weight: P
         library.ft_op_unpack_rows(
             isa, ctypes.byref(of), ctypes.c_void_p(ids.data_ptr()), len(ids), of.inputs, ctypes.c_float(1.0),
             ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(of.inputs),
-        )  # fmt: skip
+        )
         library.ft_pack(
             ctypes.byref(struct), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int32(Precision.FLOAT32), ctypes.c_int32(len(ids)),
             ctypes.c_int32(of.inputs), ctypes.c_int64(of.inputs), ctypes.c_int32(first // PANEL), ctypes.c_int32(1),
-        )  # fmt: skip
+        )
 
     with ThreadPoolExecutor(usable_cores()) as threads:
         list(threads.map(pack_rows, range(0, of.outputs, _OUTPUTS_PER_TASK)))

@@ -258,7 +258,7 @@ def row_program(
     made = Program(
         ops=tuple(ops), weights=weights, kv_layers=(), ropes={}, vocab_size=0, max_model_len=1, boundaries=boundaries, final=final,
         logits=logits, best=best, inputs=inputs or {}, token_map=token_map, shared=shared,
-    )  # fmt: skip
+    )
     return made if best is None else replace(made, vocab_size=made.buffers[logits])
 
 

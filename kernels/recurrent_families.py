@@ -179,7 +179,7 @@ def squared_experts(d: RecurrentBuilder, name: str, x: str) -> str:
         name, x, count, width, d.flag("norm_topk_prob"), parts, tensors=tensors, score="sigmoid",
         correction="gate.e_score_correction_bias", groups=groups, scale=scale, function="relu",
         read=d.linear(f"{name}.fc1_latent_proj", x, narrow) if narrow else None,
-    )  # fmt: skip
+    )
     if narrow:
         some = d.linear(f"{name}.fc2_latent_proj", some, d.hidden_size)
     shared = int(d.config["moe_shared_expert_intermediate_size"])

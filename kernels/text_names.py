@@ -13,7 +13,7 @@ _EXAONE = {  # up to 3.5
     "transformer.wte": "model.embed_tokens", "transformer.h.": "model.layers.", "transformer.ln_f": "model.norm",
     ".ln_1": ".input_layernorm", ".ln_2": ".post_attention_layernorm", ".attn.attention.": ".self_attn.", ".out_proj": ".o_proj",
     ".c_fc_0": ".gate_proj", ".c_fc_1": ".up_proj", ".c_proj": ".down_proj",
-}  # fmt: skip
+}
 
 
 def text_name(name: str) -> str | None:

@@ -76,7 +76,7 @@ class CorpusFolder:
         header = {
             "format": FORMAT, "version": VERSION, "vocabulary": self._vocabulary, "corpus_id": corpus_id,
             "num_responses": len(responses),
-        }  # fmt: skip
+        }
         descriptor, name = tempfile.mkstemp(UNFINISHED, dir=self.path)  # servers may share a folder
         unfinished = Path(name)
         try:

@@ -125,7 +125,7 @@ class Features:
         for request_id, committed, begin, known, path, finished in zip(
             feedback.request_ids, feedback.num_committed, feedback.query_start_loc, feedback.num_scheduled, feedback.accepted,
             feedback.finished, strict=False,
-        ):  # fmt: skip
+        ):
             places = range(begin, begin + known)
             kept = [*places, *[begin + known + node for node in path]] if path else places
             if kept and not finished:

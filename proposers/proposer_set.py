@@ -24,7 +24,7 @@ from .base import (
     Proposer,
     Scout,
     UnderWay,
-)  # fmt: skip
+)
 from .corpus import Corpora
 from .draft_merging import Guess, behind, fault_of, merged, taken
 

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken completion", description="Print a completion script for a shell.", epilog=EXAMPLES,
         formatter_class=HelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("shell", choices=[*SCRIPTS], help="which shell")
     return parser
 

@@ -21,7 +21,7 @@ SPECULATION_OPTIONS = frozenset(
         "ngram_prompt_lookup_max", "speculative_max_model_len", "speculative_disable_by_batch_size",
         "speculative_draft_tensor_parallel_size", "speculative_model_quantization",
     }
-)  # fmt: skip
+)
 SWITCHED = {"1": True, "true": True, "0": False, "false": False}  # what a variable may say of a flag without a value
 _REPEATED = {"--api-key"}  # a list in a file becomes one flag an item
 _TAKING_VALUES = {"--served-model-name", "--lora-modules"}  # ... or one flag with several values

@@ -184,7 +184,7 @@ class Report:
         self._driver, self._start = driver, time.monotonic()
         self._bar = tqdm(
             total=self.num_lines, initial=self.answers.num_lines, leave=False, dynamic_ncols=True, disable=None, bar_format=BAR
-        )  # fmt: skip
+        )
 
     def answered(self, line: Line, status: int, body: Any) -> None:
         if status == OK:

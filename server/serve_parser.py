@@ -119,7 +119,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--dtype", choices=["auto", "float32", "float", "bfloat16", "half", "float16"], metavar="NAME",
             help="float32, bfloat16 or auto: what the machine computes best [auto]",
-        )  # fmt: skip
+        )
         add("--quantization", "-q", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), int4 or none [auto: as the checkpoint]")
         add("--kv-cache-dtype", type=str.lower, metavar="NAME", help="int8 (CPU), fp8 (GPU), or auto: as --dtype [auto]")
         add("--executor", metavar="NAME", help="native, torch, transformers, or auto: the first of them that can [auto]")
@@ -136,12 +136,12 @@ class ServeParser(argparse.ArgumentParser):
             "--speculative-config", "-sc", metavar="CONFIG",
             help="who guesses, and how: an object or a list of them, as JSON, YAML or @FILE [prompt lookup, and an MTP layer of the "
             "model's own; the embedded model: its draft model, n-gram cache and prompt lookup]",
-        )  # fmt: skip
+        )
         add("--spec-method", metavar="METHOD", help="ngram, ngram_cache, suffix, draft_model, eagle3, mtp, ... [what the folder holds]")
         add(
             "--speculative-model", "--spec-model", metavar="FOLDER",
             help="a draft model, heads or an n-gram cache; the content says which method; or [ngram] [none]",
-        )  # fmt: skip
+        )
         add("--num-speculative-tokens", "--spec-tokens", type=count, metavar="K", help="most tokens guessed at once [the drafter's own]")
         add("--ngram-prompt-lookup-max", type=count, metavar="N", help="longest n-gram looked up [4]")
         add("--ngram-prompt-lookup-min", type=count, metavar="N", help="shortest n-gram looked up [1]")
@@ -149,16 +149,16 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--speculative-disable-by-batch-size", "--speculative-disable-queue-size", type=count, metavar="N",
             help="guess nothing in steps of more than N running requests [decided by measured costs]",
-        )  # fmt: skip
+        )
         add("--speculative-draft-tensor-parallel-size", "-spec-draft-tp", type=count, metavar="N", help="devices of the draft model [1]")
         add(
             "--speculative-model-quantization", type=str.lower, metavar="NAME",
             help="int8, fp8, int4 or none [int8 natively, int4 or fp8 on a GPU]",
-        )  # fmt: skip
+        )
         add(
             "--spec-decoding-acceptance-method", choices=["rejection_sampler", "typical_acceptance_sampler"], metavar="NAME",
             help="rejection_sampler; typical_acceptance_sampler is lossy and refused [exact matching]",
-        )  # fmt: skip
+        )
         add("--speculation-corpus-dir", metavar="DIR", help="keep the texts that suffix and ngram look in across restarts [none]")
         add("--allow-synthetic-acceptance", action="store_true", help="benchmarks only: guesses pass by chance, outputs are nonsense [off]")
 
@@ -167,7 +167,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--lora-modules", nargs="+", type=adapters, metavar="NAME=FOLDER",
             help='adapters to serve, each by its name as model; also JSON, {"name": NAME, "path": FOLDER} [none]',
-        )  # fmt: skip
+        )
         add("--enable-lora", action="store_true", help="have room for adapters that are loaded later [on with --lora-modules]")
         add("--max-loras", type=count, metavar="N", help="most that are loaded at once [4, or all --lora-modules]")
         add("--max-lora-rank", type=count, metavar="N", help="greatest rank that there is room for [16, or theirs]")
@@ -183,7 +183,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--gpu-memory-utilization", type=share, metavar="SHARE",
             help="of a GPU, or of free memory for the cache [0.9; 0.3, at most 4 GiB]",
-        )  # fmt: skip
+        )
         add("--num-gpu-blocks-override", type=count, metavar="N", help="exact number of cache blocks, for tests [what fits]")
         add("--enable-prefix-caching", action="store_true", help="reuse the cache of equal prompt beginnings [on]")
         add("--no-enable-prefix-caching", action="store_false", dest="enable_prefix_caching", help="do not")
@@ -194,16 +194,16 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--tool-call-parser", choices=[*FORMATS, NO_PARSER], metavar="NAME",
             help=f"how the model writes tool calls: {', '.join((*FORMATS, NO_PARSER))} [what its chat template says]",
-        )  # fmt: skip
+        )
         add(
             "--reasoning-parser", choices=[*REASONING_FORMATS, NO_PARSER], metavar="NAME",
             help=f"how it marks reasoning: {', '.join((*REASONING_FORMATS, NO_PARSER))} [what its chat template says]",
-        )  # fmt: skip
+        )
         add("--chat-template", metavar="FILE", help="a Jinja template for conversations, or itself one [the model's]")
         add(
             "--default-chat-template-kwargs", type=json_object, metavar="JSON",
             help="what its template is told by default, as {\"enable_thinking\": false} [none]",
-        )  # fmt: skip
+        )
         add("--generation-config", metavar="FROM", help="whose sampling is the default: auto, FOLDER or vllm (none) [auto]")
         add("--override-generation-config", type=json_object, metavar="JSON", help="changes to it, as {\"temperature\": 0.6} [none]")
         add("--request-timeout", type=positive, dest="request_timeout_s", metavar="S", help="a request that takes longer fails [600]")
@@ -225,7 +225,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--api-key", action="append", type=key, dest="api_keys", metavar="KEY",
             help="clients must send it; may be repeated, and end in :priority=N [none; made up if others can reach the server]",
-        )  # fmt: skip
+        )
         add("--ssl-keyfile", metavar="FILE", help="the certificate's private key, in PEM [none]")
         add("--ssl-certfile", metavar="FILE", help="serve https with it; others up to its root follow in the file [none]")
         add("--ssl-ca-certs", metavar="FILE", help="who may have signed clients' certificates [none]")
@@ -234,7 +234,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--allow-runtime-lora-updating", action="store_true",
             help="clients may load adapters, from any path of this machine or the hub, and unload them: for clients you trust [off]",
-        )  # fmt: skip
+        )
         add("--allowed-origins", type=origins, metavar="ORIGINS", help="web pages that may call: a JSON list, or commas [this machine's]")
 
     def _add_logging_flags(self) -> None:
@@ -242,7 +242,7 @@ class ServeParser(argparse.ArgumentParser):
         add(
             "--log-level", "--uvicorn-log-level", choices=["debug", "info", "warning", "error"], metavar="LEVEL",
             help="debug, info, warning or error; debug shows tracebacks [info]",
-        )  # fmt: skip
+        )
         add("--config", metavar="FILE", help="YAML with the flags' names as keys [none]")
         add("--help", "-h", action="help", help="show this and end")
 

@@ -74,7 +74,7 @@ SHAPES = {
             "linear_value_head_dim": 128, "vocab_size": 248320, "tie_word_embeddings": True,
         }, 4,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

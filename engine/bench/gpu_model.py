@@ -54,7 +54,7 @@ LLAMA_8B = Size(
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}, "tie_word_embeddings": False,
     },
     32000,
-)  # fmt: skip
+)
 LLAMA_1B = Size(
     "Llama-3.2-1B's shape",
     {**LLAMA_8B.config, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64},
@@ -68,13 +68,13 @@ TINY = Size(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False,
     },
     128,
-)  # fmt: skip
+)
 
 QWEN3_5_9B = Qwen3_5TextConfig(max_position_embeddings=16384)
 TINY_QWEN3_5 = Qwen3_5TextConfig(
     vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
     linear_key_head_dim=16, linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, max_position_embeddings=1024,
-)  # fmt: skip
+)
 
 
 class RandomWeights(Mapping[str, Tensor]):
@@ -233,7 +233,7 @@ def write_eagle3(size: Size, folder: Path, device: torch.device, dtype: torch.dt
     head = {
         **kept, "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": vocab_size,
         "hidden_act": "silu",
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(head))
     save_file(tensors, folder / "model.safetensors")
     return folder

@@ -65,7 +65,7 @@ class QualityReport:
 def measure(
     model: str, draft: str | None, text: str, formats: Sequence[str], context: int, num_prompts: int, answer_tokens: int,
     announce: Announce, command: str = "",
-) -> QualityReport:  # fmt: skip
+) -> QualityReport:
     """Run every format, one network in memory at a time beside the drafts. Raises ConfigError, with ModelLoadError.
 
     A format that cannot be had on this machine is left out, and the report says why; the reference must be there.
@@ -95,7 +95,7 @@ def measure(
         announce(f"{name}: perplexity {scores.perplexity:.3f}")
     return QualityReport(
         command, this_machine(), model, draft, len(expected.losses), len(sample.prompts), answer_tokens, found, skipped
-    )  # fmt: skip
+    )
 
 
 def load(model: str, name: str, announce: Announce = lambda line: None) -> LoadedModel:

@@ -16,7 +16,7 @@ def report(results: Results) -> str:
         f"Medians of {results.effort.rounds} rounds in which the compared cases took turns; ratios are taken round by round."
         + (f" Random weights: {models}." if models else ""),
         "", *skipped, *([""] if skipped else []),
-    ]  # fmt: skip
+    ]
     return "\n".join([*head, *(table.markdown() for table in tables(results) if table.rows)])
 
 
@@ -24,7 +24,7 @@ def tables(results: Results) -> list[Table]:
     return [
         _limits(results), _arithmetic(results), _decode(results), _verification(results), _rows(results), _load(results),
         _prefill(results), _contexts(results), _transformers(results), _speculation(results),
-    ]  # fmt: skip
+    ]
 
 
 def _limits(results: Results) -> Table:
@@ -107,7 +107,7 @@ def _load(results: Results) -> Table:
             _value(cpu, name, x, "{:.0f}"), _value(chunks, name, x, "{:.2f}"),
         ]
         for name, x in dict.fromkeys((_subject(m), m.x) for m in by_level[GENERATE])
-    ]  # fmt: skip
+    ]
     header = ["", "LLM.generate, tokens/s", "HTTP", "ratio", "HTTP streamed", "ratio", "event loop, us/chunk", "chunks/token"]
     about = (
         f"{results.effort.load_prompt_tokens} tokens in, {results.effort.decode_tokens} out, all requests at once, against `LLM.generate` "
@@ -167,7 +167,7 @@ def _speculation(results: Results) -> Table:
             _value(length, _subject(m), m.x, "{:.2f}"), _value(same, _subject(m), m.x, "{:.0%}"),
         ]
         for m in on
-    ]  # fmt: skip
+    ]
     about = (
         "M2 with o_proj and down_proj of the layers from the 7th on scaled by 0.1; the draft is its first six layers, in int8 where the "
         "native executor runs it. Greedy, one stream, prompts in the cache."

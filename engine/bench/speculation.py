@@ -84,7 +84,7 @@ class Bench:
         config = engine_config(
             model, method.config(max(ks)),
             {"enable_prefix_caching": False, "allow_synthetic_acceptance": True, "max_num_seqs": max(128, max_rows), **options},
-        )  # fmt: skip
+        )
         self.engine: Engine = boot(config)
         self.settings = _settings(method, ks, self.engine)
         engine, rules = self.engine, self.engine.speculative
@@ -116,7 +116,7 @@ class Bench:
     def turn(
         self, setting: Setting, prompts: Sequence[Sequence[int]], concurrency: int, effort: Effort,
         on_step: Callable[[Step], None] = lambda step: None,
-    ) -> Turn:  # fmt: skip
+    ) -> Turn:
         """All prompts once."""
         number = next(self._turns)
         return take(self._core(setting), self._requests(setting, prompts, effort, number), concurrency, on_step)
@@ -124,7 +124,7 @@ class Bench:
     def measure(
         self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]], concurrency: int, effort: Effort,
         on_turn: Callable[[], None] = lambda: None,
-    ) -> list[Figures]:  # fmt: skip
+    ) -> list[Figures]:
         """Figures of every setting; they and no speculation have their turns in each round."""
         asked = [prompts[i % len(prompts)] for i in range(max(len(prompts), concurrency))]
         cases = {setting: partial(self.turn, setting, asked, concurrency, effort) for setting in (OFF, *settings)}

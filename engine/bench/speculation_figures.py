@@ -142,7 +142,7 @@ def compare(setting: Setting, concurrency: int, plain: Sequence[Turn], speculati
         statistics.median(turn.decode_share for turn in plain),
         sum(same) / len(same), len(plain), sum(step.rounds for step in steps) / len(steps),
         tuple(_request(a, b) for a, b in zip(plain[-1].answers, speculative[-1].answers, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _rates(turns: Sequence[Turn]) -> Series:

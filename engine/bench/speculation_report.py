@@ -28,7 +28,7 @@ def closing(best: Figures, advice: str, entries: Sequence[Mapping[str, Any]]) ->
         "",
         advice,
         paste(entries),
-    ])  # fmt: skip
+    ])
 
 
 def paste(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -41,14 +41,14 @@ def _speed(found: Sequence[Figures]) -> Table:
     header = [
         "", "Baseline", "Speculative", "Speedup", "middle half", "Acceptance rate", "mu", "mean accepted length", "guesses a pass",
         "same answers",
-    ]  # fmt: skip
+    ]
     rows = [
         [
             f.setting.label, f"{f.baseline.median:,.1f}", f"{f.speculative.median:,.1f}", _times(f.speedup.median), _spread(f.speedup),
             _percent(f.acceptance_rate), f"{f.mu:.2f}", f"{f.mean_accepted_length:.2f}", f"{f.guesses:.2f}", f"{f.same_answers:.0%}",
         ]
         for f in found
-    ]  # fmt: skip
+    ]
     about = (
         f"Tokens a second of all requests together. Without speculation decoding takes {found[0].decode_share:.0%} of a request's time, "
         "its prompt the rest."
@@ -60,7 +60,7 @@ def _economics(found: Sequence[Figures]) -> Table:
     header = [
         "", "draft_cost_ratio", "verify cost", "published", "predicted", "measured", "tokens a pass", "drafting", "verification",
         "bookkeeping", "prompts, batch",
-    ]  # fmt: skip
+    ]
     rows = [
         [
             f.setting.label, f"{f.draft_cost_ratio:.3f}", f"{f.verify_cost_ratio:.3f}", _times(f.published), _times(f.predicted),
@@ -69,7 +69,7 @@ def _economics(found: Sequence[Figures]) -> Table:
             ),
         ]
         for f in found
-    ]  # fmt: skip
+    ]
     about = (
         "Costs of a pass's drafting and verifying, 1 = the target's pass without speculation. published: (1 + mu) / ((1 + mu) c + 1), "
         "where one guess costs c and verifying nothing; predicted: (1 + mu) / (draft + verify cost). Tokens a pass times the four factors "
@@ -83,7 +83,7 @@ def _positions(found: Sequence[Figures]) -> Table:
     rows = [
         [f.setting.label, *(f"{share:.0%}" for share in f.acceptance_per_position), *[""] * (longest - len(f.acceptance_per_position))]
         for f in found if f.acceptance_per_position
-    ]  # fmt: skip
+    ]
     about = "Share of the drafts of which at least so many guesses were accepted."
     return Table("Acceptance per position", about, ["", *(str(i + 1) for i in range(longest))], rows)
 
@@ -96,7 +96,7 @@ def _requests(figures: Figures) -> Table:
             _percent(r.acceptance_rate), f"{r.mean_accepted_length:.2f}", f"{r.decode_share:.0%}",
         ]
         for i, r in enumerate(figures.requests, 1)
-    ]  # fmt: skip
+    ]
     return Table(f"Requests of the last round, {figures.setting.label}, {_at_a_time(figures.concurrency)}", "", header, rows)
 
 

@@ -80,7 +80,7 @@ def measure(
     bar: tqdm[Any] = tqdm(
         desc="measuring step times", total=budget_s, delay=0.5, leave=False, dynamic_ncols=True, disable=None,  # unless on a terminal
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.1f} of {total:.1f} s",
-    )  # fmt: skip
+    )
     with bar:
         budget = _Budget(budget_s, bar)
         steps = ShapedSteps(open_core(ProposerSet([Filler()])), text, budget.show)

@@ -33,7 +33,7 @@ class Choice:
 def choose(
     candidates: Sequence[Candidate], num_rows: int, num_prompt_tokens: int, context: int, budget: int, costs: CostTable,
     in_rounds: tuple[Callable[[float], float], DraftCost] | None = None,
-) -> Choice:  # fmt: skip
+) -> Choice:
     """num_rows: rows that get a token anyway. num_prompt_tokens: others computed in the step; only what guesses add to them counts.
 
     in_rounds: what a step with guesses costs by its tokens, and its drafts, where that is a round; there all are of one proposer.

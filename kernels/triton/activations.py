@@ -35,7 +35,7 @@ def _launch(x: Tensor, up: Tensor | None, width: int, function: str) -> Tensor:
         _activation[grid](
             x, up, out, x.stride(0), up_stride, width, FUNCTION=function, GATED=up is not None, IS_ONE=x.shape[1] < width, BLOCK=_BLOCK,
             num_warps=4, **launch_options(x.device),
-        )  # fmt: skip
+        )
     return out
 
 
@@ -43,7 +43,7 @@ def _launch(x: Tensor, up: Tensor | None, width: int, function: str) -> Tensor:
 def _activation(
     x_ptr, up_ptr, out_ptr, x_stride, up_stride, width,
     FUNCTION: tl.constexpr, GATED: tl.constexpr, IS_ONE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

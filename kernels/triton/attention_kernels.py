@@ -24,7 +24,7 @@ from .early_launch import await_inputs, let_next_come, wait_for_inputs
     do_not_specialize=[
         "num_tokens", "num_rows", "splits", "table_stride", "window", "first_token", "end_token", "first_tile", "pieces"
     ]
-)  # fmt: skip
+)
 def attend(
     q_ptr,
     k_ptr,
@@ -166,7 +166,7 @@ def attend(
                 q, q_of_values, k_ptr, v_ptr, table, step_positions, has_slot, begin, begin, stop, low, end, tree, own_place, position,
                 bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
                 BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
-            )  # fmt: skip
+            )
             if IS_SPLIT:
                 at = scratch_row * pieces + piece
                 tl.store(lse_ptr + at, lse, mask=is_asked)
@@ -198,7 +198,7 @@ def attend(
             q, q_of_values, k_ptr, v_ptr, table, step_positions, has_slot, begin, seen_by_all, stop, low, end, tree, own_place, position,
             bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
             BLOCK_SIZE, BLOCK_M, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, HAS_OPEN_TILES,
-        )  # fmt: skip
+        )
         if IS_SPLIT:
             at = scratch_row * splits + split
             tl.store(lse_ptr + at, lse, mask=is_asked)
@@ -266,7 +266,7 @@ def _attended(
                 acc, peak, total, q, q_of_values, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position,
                 bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
                 BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, False,
-            )  # fmt: skip
+            )
             block = following
     block = _blocks(table, seen_by_all, low, end, BLOCK_SIZE, BLOCK_N)
     for start in range(seen_by_all, stop, BLOCK_N):
@@ -275,7 +275,7 @@ def _attended(
             acc, peak, total, q, q_of_values, k_ptr, v_ptr, block, step_positions, start, low, end, tree, own_place, position,
             bits, kv_head, scale, cap, window, KV_HEADS, K_DIM, K_OWN, V_DIM, K_PAD, V_PAD,
             BLOCK_SIZE, BLOCK_N, HAS_WINDOW, HAS_SOFTCAP, True,
-        )  # fmt: skip
+        )
         block = following
     has_result = has_slot & (total != 0.0)
     result = tl.where(has_result[:, None], acc / tl.where(total == 0.0, 1.0, total)[:, None], 0.0)

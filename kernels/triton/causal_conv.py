@@ -36,7 +36,7 @@ def trace(batch: RaggedBatch, states: RowStates, past: int) -> Tensor:
             batch.query_start_loc, batch.seq_lens, batch.num_causal, batch.tree_mask, states.sources, states.targets, states.accepted,
             states.num_known, states.copy_places, states.copy_slots, records, tokens, rows,
             PAST=past, num_warps=1, **launch_options(records.device),
-        )  # fmt: skip
+        )
     return records
 
 
@@ -52,7 +52,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, function: str, r
         _convolve[(len(records), ceil_div(width, _COLUMNS))](
             x, weight, bias, records, states, guesses, out, x.stride(0), tokens, width, guesses.shape[1],
             PAST=taps - 1, HAS_BIAS=bias is not None, FUNCTION=function, BLOCK=_COLUMNS, num_warps=2, **launch_options(x.device),
-        )  # fmt: skip
+        )
     return out
 
 
@@ -60,7 +60,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, function: str, r
 def _trace(
     starts_ptr, ends_ptr, causal_ptr, mask_ptr, sources_ptr, targets_ptr, accepted_ptr, known_ptr, copy_places_ptr, copy_slots_ptr,
     records_ptr, num_tokens, num_rows, PAST: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     job = tl.program_id(0)
     is_token, is_copy = job < num_tokens, job >= num_tokens + num_rows
@@ -116,7 +116,7 @@ def _trace(
 def _convolve(
     x_ptr, weight_ptr, bias_ptr, records_ptr, states_ptr, guesses_ptr, out_ptr, x_stride, num_tokens, width, num_guesses,
     PAST: tl.constexpr, HAS_BIAS: tl.constexpr, FUNCTION: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     job = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -34,7 +34,7 @@ def follow_ups(batch: RaggedBatch, counts: Tensor, steps: int, max_model_len: in
             batch.query_start_loc, batch.logits_indices, batch.positions, batch.seq_lens, batch.block_tables, batch.first_places, counts,
             wide, narrow, tables, len(batch.seq_lens), count, later, width, batch.block_tables.stride(0), stride, batch.block_size,
             max_model_len, advance, LANES=_LANES, BLOCKS=_BLOCKS, num_warps=1, **launch_options(device),
-        )  # fmt: skip
+        )
     every, zeros, positions, slots = wide[0, :count], wide[1, :count], wide[2 : 2 + later], wide[2 + later :]
     starts, ones, lengths, firsts = narrow[0, : count + 1], narrow[1, :count], narrow[2 : 2 + later], narrow[2 + later :]
     return [
@@ -82,7 +82,7 @@ class BestChoices:
                 scores, choosing.barred, choosing.token_ids, best, total, self._arrived, tokens, self._found, self._confidence,
                 width, scores.stride(0), self._step, self._steps, COLUMNS=_COLUMNS, PIECES_PAD=power_of_two(pieces), num_warps=4,
                 **launch_options(scores.device),
-            )  # fmt: skip
+            )
         self._step += 1
         return tokens
 
@@ -99,7 +99,7 @@ def _lay_out(
     query_start_ptr, starts_ptr, positions_ptr, seq_lens_ptr, tables_ptr, firsts_ptr, counts_ptr, wide_ptr, narrow_ptr, own_tables_ptr,
     num_rows, count, later, width, table_stride, stride, block_size, max_model_len, advance, LANES: tl.constexpr,
     BLOCKS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """One chain: its entries of all later passes, and a piece of its row's table. wide: every token, no mask, then positions and
     slots of each pass; narrow: where rows begin, how many tokens are causal, then lengths and first places of each pass."""
     await_inputs(EARLY)
@@ -148,7 +148,7 @@ def _lay_out(
 def _choose(
     scores_ptr, barred_ptr, names_ptr, best_ptr, total_ptr, arrived_ptr, tokens_ptr, found_ptr, confidence_ptr, width, stride, step,
     steps, COLUMNS: tl.constexpr, PIECES_PAD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """A piece of one row: its best score with its column, and the sum of exp(score - best). Who comes last joins those of all pieces."""
     await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)

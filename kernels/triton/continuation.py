@@ -32,7 +32,7 @@ def laid_out(ways: Ways, answer: Tensor) -> Continued:
     _lay_out[(num_rows + 1,)](
         ways.values, ways.tables, answer, by_token, by_row, narrow, said, num_rows, ways.num_tokens, width, depth, by_token.shape[1],
         by_row.shape[1], narrow.shape[1], ways.block_size, ways.vocab_size, ways.max_model_len, LANES=_LANES, num_warps=1,
-    )  # fmt: skip
+    )
     tokens, positions, slots, tree_mask, nodes = by_token[:, : ways.num_tokens]
     last, accepted, counts = by_row[:, :num_rows]
     starts, lengths, num_causal, firsts = narrow
@@ -68,11 +68,11 @@ def _even(count: int) -> int:
         "num_rows", "num_tokens", "width", "depth", "token_stride", "row_stride", "narrow_stride", "block_size", "vocab_size",
         "max_model_len",
     ]
-)  # fmt: skip
+)
 def _lay_out(
     values_ptr, tables_ptr, answer_ptr, by_token_ptr, by_row_ptr, narrow_ptr, said_ptr, num_rows, num_tokens, width, depth, token_stride,
     row_stride, narrow_stride, block_size, vocab_size, max_model_len, LANES: tl.constexpr,
-):  # fmt: skip
+):
     program = tl.program_id(0)
     is_padding = program == num_rows
     row = tl.minimum(program, num_rows - 1)

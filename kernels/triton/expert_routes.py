@@ -61,7 +61,7 @@ def route(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
             logits, router.correction, router.scales, chosen, weights, logits.stride(0), experts, router.scale, TOP=top,
             RENORMALISE=router.renormalise, IS_SIGMOID=router.is_sigmoid, NUM_GROUPS=router.num_groups, TOP_GROUPS=router.top_groups,
             BLOCK=block, RANKS=power_of_two(top), num_warps=warps_for(block), **launch_options(logits.device),
-        )  # fmt: skip
+        )
     return chosen, weights
 
 
@@ -76,7 +76,7 @@ def group(chosen: Tensor, experts: int, tile_rows: int) -> Visits:
         _group[(experts,)](
             chosen, order, tiles, num_tiles, visits, experts, TILE_ROWS=tile_rows, BINS=power_of_two(experts + 1), BLOCK=_BLOCK,
             num_warps=4, **launch_options(device),
-        )  # fmt: skip
+        )
     return Visits(order, tiles, num_tiles, tile_rows)
 
 
@@ -85,7 +85,7 @@ def _route(
     logits_ptr, correction_ptr, scales_ptr, chosen_ptr, weights_ptr, stride, experts, scale,
     TOP: tl.constexpr, RENORMALISE: tl.constexpr, IS_SIGMOID: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, RANKS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
@@ -140,7 +140,7 @@ def _route(
 def _group(
     chosen_ptr, order_ptr, tiles_ptr, num_tiles_ptr, visits, experts,
     TILE_ROWS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """One program an expert: it counts everybody's visits to know where its own begin, and lists these."""
     await_inputs(EARLY)
     expert = tl.program_id(0)

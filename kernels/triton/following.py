@@ -29,7 +29,7 @@ def laid_out(followers: Followers, answer: Tensor, guesses: Tensor | None) -> Ra
     _lay_out[(num_rows,)](
         followers.values, followers.tables, answer, chains, by_token, seq_lens, width, answer.shape[1], chains.stride(0),
         by_token.shape[1], followers.block_size, followers.vocab_size, LANES=_LANES, num_warps=1,
-    )  # fmt: skip
+    )
     tokens, positions, slots, tree_mask = by_token[:, :num_tokens]
     return followers.batch(tokens, positions, slots, seq_lens, tree_mask)
 
@@ -44,7 +44,7 @@ def warm_up(device: torch.device) -> None:
 def _lay_out(
     values_ptr, tables_ptr, answer_ptr, guesses_ptr, by_token_ptr, seq_lens_ptr, width, answer_stride, guess_stride, token_stride,
     block_size, vocab_size, LANES: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0)
     values = values_ptr + row * _VALUES
     answer = answer_ptr + tl.load(values) * answer_stride

@@ -216,7 +216,7 @@ def _linear(
     finish_product(
         acc, row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr, partial_ptr,
         arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, HAS_SCALES, FUNCTION, ROWS, COLUMNS, RUN,
-    )  # fmt: skip
+    )
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def linear_attention(
             len(x), x.stride(0), b.stride(0), a.stride(0), guesses.shape[1], memory.k_dim**-0.5, memory.least, memory.most,
             CORRECTS=memory.skip is None, K_HEADS=memory.num_k, V_HEADS=memory.num_v, K_DIM=memory.k_dim, V_DIM=memory.v_dim,
             K_PAD=power_of_two(memory.k_dim), TILE=_TILE, num_warps=1, **launch_options(x.device),
-        )  # fmt: skip
+        )
     return read
 
 
@@ -72,7 +72,7 @@ def gated_norm(read: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
         _gated_norm[(len(read), ceil_div(heads, _HEADS))](
             read, z, weight, out, z.stride(0), eps,
             V_HEADS=heads, V_DIM=len(weight), V_PAD=power_of_two(len(weight)), HEADS=_HEADS, num_warps=2, **launch_options(read.device),
-        )  # fmt: skip
+        )
     return out
 
 
@@ -84,7 +84,7 @@ def _scan(
     num_tokens, x_stride, b_stride, a_stride, num_guesses, q_scale, least, most,
     CORRECTS: tl.constexpr, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     K_PAD: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts_ptr + row)
@@ -228,7 +228,7 @@ def _step(state, token, rule, CORRECTS: tl.constexpr):
 def _gated_norm(
     read_ptr, z_ptr, weight_ptr, out_ptr, z_stride, eps,
     V_HEADS: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr, HEADS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head, j = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, V_PAD)

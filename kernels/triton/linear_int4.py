@@ -116,7 +116,7 @@ def dequantised(weight: Int4Matrix, start: int, stop: int, dtype: torch.dtype) -
     _dequantise[grid](
         words, weight.group_scales, weight.scales, out, start, stop, weight.num_outputs, weight.depth,
         COLUMNS=64, GROUP=GROUP, num_warps=4, **launch_options(words.device),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -246,7 +246,7 @@ def _linear_int4(
     finish_product(
         tl.trans(acc), row, column, block, split, rows, columns, residual_stride, out_ptr, bias_ptr, residual_ptr, scales_ptr,
         partial_ptr, arrived_ptr, SPLITS, HAS_BIAS, HAS_RESIDUAL, True, FUNCTION, ROWS, COLUMNS, RUN,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
@@ -318,7 +318,7 @@ def packed_integers_of(words, group_scales, dtype: tl.constexpr):
     a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
         WIDENING, "=&h,=&h,=&h,=&h,=&h,=&h,=&h,=&h,r,r,r,r,r", [words, s0[:, None], s2[:, None], a0[:, None], a2[:, None]],
         dtype=(tl.int16, tl.int16, tl.int16, tl.int16, tl.int16, tl.int16, tl.int16, tl.int16), is_pure=True, pack=1,
-    )  # fmt: skip
+    )
     low, high = tl.join(tl.join(a, c), tl.join(e, g)), tl.join(tl.join(b, d), tl.join(f, h))  # [C, 16, group % 2, group // 2]
     halves = tl.permute(tl.join(low, high), (0, 3, 2, 1, 4))
     return tl.reshape(halves, (words.shape[0], 8 * words.shape[1])).to(dtype, bitcast=True)
@@ -334,7 +334,7 @@ def unit_of(dtype: tl.constexpr):
 def _dequantise(
     words_ptr, groups_ptr, scales_ptr, out_ptr, start, stop, columns, depth,
     COLUMNS: tl.constexpr, GROUP: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     tile = tl.program_id(0)
     column = start + tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -38,7 +38,7 @@ def low_rank(x: Tensor, factors: Factors, slots: Tensor, residual: Tensor | None
     _outer[(tokens, ceil_div(max(outs), _OUTPUTS), num_weights)](
         inner, *factors.ups, *factors.ups[:1] * missing, slots, residual, result, *outs, *[0] * missing, sum(outs), rank, num_weights,
         HAS_RESIDUAL=residual is not None, RANKS=min(power_of_two(rank), 16), BLOCK=_OUTPUTS, num_warps=4, **options,
-    )  # fmt: skip
+    )
     return result
 
 
@@ -46,7 +46,7 @@ def low_rank(x: Tensor, factors: Factors, slots: Tensor, residual: Tensor | None
 def _inner(
     x_ptr, down_ptr, slots_ptr, inner_ptr, x_stride, width, rank, num_slots, num_weights,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     token, weight = tl.program_id(0).to(tl.int64), tl.program_id(2)
     slot = tl.load(slots_ptr + token)
@@ -68,7 +68,7 @@ def _inner(
 def _outer(
     inner_ptr, up0_ptr, up1_ptr, up2_ptr, slots_ptr, residual_ptr, result_ptr, out0, out1, out2, total, rank, num_weights,
     HAS_RESIDUAL: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+):
     await_inputs(EARLY)
     token, weight = tl.program_id(0).to(tl.int64), tl.program_id(2)
     slot = tl.load(slots_ptr + token)

@@ -22,7 +22,7 @@ def rows_of(matrix: Tensor, rows: Tensor, scale: float = 1.0) -> Tensor:
         _rows_of[(len(rows), ceil_div(width, block))](
             matrix, rows, out, matrix.stride(0), width, scale,
             IS_SCALED=scale != 1.0, BLOCK=block, num_warps=4, **launch_options(matrix.device),
-        )  # fmt: skip
+        )
     return out
 
 

@@ -34,7 +34,7 @@ def take(static: RaggedBatch, batch: RaggedBatch) -> None:
         len(static.token_ids), len(static.logits_indices), len(static.seq_lens), all_firsts, all_adapters, len(batch.token_ids),
         len(batch.logits_indices), rows, num_firsts, num_adapters, width, pieces, static.block_tables.stride(0),
         batch.block_tables.stride(0), LANES=_LANES, BLOCKS=_BLOCKS, num_warps=1,
-    )  # fmt: skip
+    )
 
 
 def warm_up(device: torch.device) -> None:
@@ -55,13 +55,13 @@ def _optional(tensor: Tensor | None, other: Tensor) -> tuple[Tensor, int]:
         "all_tokens", "all_scores", "all_rows", "all_firsts", "all_adapters", "num_tokens", "num_scores", "num_rows", "num_firsts",
         "num_adapters", "width", "pieces", "stride", "its_stride",
     ]
-)  # fmt: skip
+)
 def _take(
     tokens_ptr, positions_ptr, slots_ptr, mask_ptr, scores_ptr, lengths_ptr, causal_ptr, firsts_ptr, adapters_ptr, starts_ptr, tables_ptr,
     its_tokens_ptr, its_positions_ptr, its_slots_ptr, its_mask_ptr, its_scores_ptr, its_lengths_ptr, its_causal_ptr, its_firsts_ptr,
     its_adapters_ptr, its_starts_ptr, its_tables_ptr, all_tokens, all_scores, all_rows, all_firsts, all_adapters, num_tokens, num_scores,
     num_rows, num_firsts, num_adapters, width, pieces, stride, its_stride, LANES: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
+):
     program = tl.program_id(0)
     if program >= _TENSORS:
         row = (program - _TENSORS) // pieces

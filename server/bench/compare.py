@@ -82,7 +82,7 @@ def _summary(name: str, mine: Sequence[Turn], reference: Sequence[Turn]) -> Summ
     return Summary(
         name, sum(t.tokens for t in mine), statistics.median(t.rate for t in mine), _median_ms([t.first_s for t in mine]),
         _median_ms([t.gap_s for t in mine]), ratio, low, high, sum(texts) / len(texts),
-    )  # fmt: skip
+    )
 
 
 def _median_ms(seconds: Sequence[float | None]) -> float | None:

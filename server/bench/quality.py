@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         text = (args.text or HELD_OUT).read_text(encoding="utf-8")
         report = measure(
             args.model, draft, text, args.formats, args.context, args.prompts, args.answer_tokens, announce, command
-        )  # fmt: skip
+        )
     except (ForetokenError, OSError) as error:
         return failed(error, CONFIG)
     print(markdown(report))

@@ -91,7 +91,7 @@ def _say(args: argparse.Namespace, found: Sequence[Figures], methods: dict[str, 
             "schema": SCHEMA, "command": command, "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": dataclasses.asdict(this_machine()), "figures": [as_json(figures) for figures in found], "advice": sentence,
             "speculative_config": entries, "paste": paste(entries),
-        }  # fmt: skip
+        }
         args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     if args.plot:
         machine = this_machine()
@@ -109,7 +109,7 @@ def as_json(figures: Figures) -> dict[str, Any]:
     """All fields, and what follows from them."""
     derived = (
         "mean_accepted_length", "published", "predicted", "drafting_factor", "verification_factor", "bookkeeping_factor", "rest_factor",
-    )  # fmt: skip
+    )
     return dataclasses.asdict(figures) | {name: getattr(figures, name) for name in derived}
 
 

@@ -24,18 +24,18 @@ def add_flags(parser: argparse.ArgumentParser, concurrency: tuple[int, ...], max
     add(
         "--dataset", default=ALL, metavar="NAME|FILE",
         help=f"prompts: {', '.join((*OWN, ALL, RANDOM))}, or a file: JSON lines with messages, prompt or turns, or .txt (default all)",
-    )  # fmt: skip
+    )
     add("--dataset-path", type=Path, metavar="FILE", help=f"the file of a published set: {', '.join(PUBLISHED)}")
     add(
         "--speculative-config", "-sc", metavar="CONFIG",
         help="what to try, as for serve: an object or a list of them, JSON, YAML or @FILE (default: all that the model has)",
-    )  # fmt: skip
+    )
     add("--methods", type=_names, default=(), metavar="A,B", help="only these of them, by name: ngram,draft_model")
     add("--k", type=numbers, default=(1, 3, 5, 7), metavar="K,K", help="draft lengths (default 1,3,5,7)")
     add(
         "--concurrency", "--batch", type=numbers, default=concurrency, metavar="N,N",
         help=f"requests at a time (default {','.join(map(str, concurrency))})",
-    )  # fmt: skip
+    )
     add("--max-tokens", type=count, default=max_tokens, metavar="N", help="of an answer (default %(default)s)")
     add("--num-prompts", type=count, default=num_prompts, metavar="N", help="taken from the data set, evenly (default %(default)s)")
     add("--rounds", type=count, default=rounds, metavar="N", help="times that everybody has a turn, for figures (default %(default)s)")

@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="foretoken chat", usage="foretoken chat [flags]", description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=HelpFormatter,
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("--url", "--base-url", default="http://127.0.0.1:8000", help="where the server listens [%(default)s]")
     add("--api-key", type=key, metavar="KEY", help="[FORETOKEN_API_KEY of the environment]")

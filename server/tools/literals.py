@@ -159,4 +159,4 @@ def _no_json(word: str) -> None:
 
 KINDS: dict[type, str] = {
     dict: "object", list: "array", str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null",
-}  # fmt: skip
+}

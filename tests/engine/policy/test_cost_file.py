@@ -73,7 +73,7 @@ def change(**values: Any) -> Callable[[str], str]:
         change(draft={"ngram": []}),
         change(draft={"ngram": None}),
     ],
-)  # fmt: skip
+)
 def test_what_is_damaged_foreign_or_implausible_is_ignored_with_one_line(
     damage: Callable[[str], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
