@@ -71,7 +71,7 @@ def take(url: str) -> None:
         page.wait_for_selector("#race[data-state=replaying]", timeout=120_000)
         page.wait_for_timeout(3_500)
         keep(page, "race")
-        page = opened(viewport={"width": 1200, "height": 980})
+        page = opened(viewport={"width": 1200, "height": 735})
         page.click("#tab-metrics")
         with_load(page, url)
         chromium.close()
