@@ -110,9 +110,16 @@ def test_layers_that_are_the_targets_are_kept_once(network: str) -> None:
         assert narrow.keys() == alone.keys() and sum(map(len, narrow.values())) > sum(map(len, alone.values()))
 
 
-def test_layers_cannot_be_left_out_of_a_moved_vocabulary() -> None:
-    with pytest.raises(ConfigError, match="draft_layers goes with"):
-        LLM(TARGET, speculative_config={"model": DRAFT, "draft_layers": 1, "use_heterogeneous_vocab": True})
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model": DRAFT, "draft_layers": 1, "use_heterogeneous_vocab": True}, "draft_layers goes with"),
+        ({"model": TARGET, "draft_layers": 9}, "draft_layers 9 is above the 8 layers"),
+    ],
+)
+def test_layers_that_cannot_be_left_out_are_told(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(TARGET, speculative_config=config)
 
 
 @torch.no_grad()

@@ -126,22 +126,6 @@ def test_a_parallel_draft_of_another_vocabulary_is_not_told_to_set_what_it_canno
         LLM(str(DEMO / "target"), speculative_config={"model": str(tmp_path)})
 
 
-def test_the_targets_first_layers_guess_for_it() -> None:
-    """All of them: always right. Some: kept once, and still the target's words."""
-    target = str(DEMO / "target")
-    outputs: list[Any] = []
-    for layers, rate in ((8, 1.0), (6, 0.0)):
-        config = {"model": target, "draft_layers": layers, "num_speculative_tokens": 3}
-        with LLM(target, speculative_config=fixed(config), kv_cache_gb=0.2) as llm:
-            params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-            outputs.append(said(llm, TEXTS, params))
-            stats = llm._running().core.stats()
-            assert stats.num_draft_tokens and stats.num_accepted_tokens >= rate * stats.num_draft_tokens
-    assert outputs[0] == outputs[1]
-    with pytest.raises(Exception, match="draft_layers 9 is above the 8 layers"):
-        LLM(target, speculative_config={"model": target, "draft_layers": 9})
-
-
 def test_a_folder_that_is_no_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
     with pytest.raises(SpeculativeConfigError, match="the tokenizer in .* cannot be loaded"):
