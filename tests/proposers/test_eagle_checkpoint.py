@@ -201,13 +201,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, name: str, config: dict[st
         drafter.load()
 
 
-def test_pickles_are_not_opened(tmp_path: Path) -> None:
-    drafter = Drafter.write(PUBLISHED["eagle"], tmp_path)
-    (drafter.folder / "model.safetensors").rename(drafter.folder / "pytorch_model.bin")
-    with pytest.raises(SpeculativeConfigError, match="is a pickle"):
-        drafter.load()
-
-
 @pytest.mark.parametrize("name", ["p-eagle", "gumiho"])
 def test_what_guesses_chains_has_no_tree(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpeculativeConfigError, match="leave the tree out"):

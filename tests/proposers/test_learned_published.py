@@ -50,9 +50,10 @@ def make(layers: dict[str, MtpTarget], write: Write) -> Make:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("name", [*eagle_checkpoints.PUBLISHED, *block_checkpoints.PUBLISHED])
-def test_guesses_are_the_references(write: Write, name: str, execution: Execution) -> None:
-    drafter = write(name)
+@pytest.mark.parametrize("name", [*eagle_checkpoints.PUBLISHED, *block_checkpoints.PUBLISHED, *CONFIGS, *GATED])
+def test_guesses_are_the_references(make: Make, name: str, execution: Execution) -> None:
+    drafter = make(name)
+    drafter.bound.clear()
     check_steps(drafter, execution)
     wanted = NativeExecutor if execution is NATIVE else TorchExecutor
     assert {type(network) for network in drafter.bound} == {wanted}

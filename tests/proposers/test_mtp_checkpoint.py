@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.kernels.rope import UnsupportedModel
+from foretoken.proposers import mtp
+from foretoken.proposers.config import MtpConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 from foretoken.proposers.detection import detect_method
+from foretoken.proposers.loading import Resources
 from foretoken.proposers.mtp_checkpoint import find_module
 
 FOREIGN = "has the MTP layer of a Qwen3-Next, Qwen3.5 or K-EXAONE, which guesses for these alone, and the target is a 'qwen2'"
@@ -35,19 +38,20 @@ def without(part: str) -> Change:
 def test_what_was_found_is_told(tmp_path: Path, name: str) -> None:
     target = write(name, tmp_path / name)
     first, second = target.load().found
-    family, order = {
-        "mimo": ("MiMo, 1 module (model.mtp_layers.0.*)", "[state; embedding]"),
-        "deepseek": ("DeepSeek-V3, 1 module (model.layers.2.*)", "[embedding; state]"),
-        "glm": ("GLM-4 MoE, 1 module (model.layers.2.*)", "[embedding; state]"),
-        "glm_flash": ("GLM-4.7-Flash, 1 module (model.layers.2.*)", "[embedding; state]"),
-        "ernie": ("ERNIE-4.5, 1 module (model.mtp_*)", "[embedding; state]"),
-        "hunyuan": ("Hunyuan 3, 1 module (model.layers.2.*)", "[embedding; state]"),
-        "exaone": ("K-EXAONE, 1 module (mtp.*)", "[embedding; state]"),
-        "nemotron": ("Nemotron 3, 1 module (mtp.*)", "[embedding; state]"),
-        "qwen3_next": ("Qwen3-Next, 1 module (mtp.*)", "[embedding; state]"),
-        "qwen3_5": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
-        "qwen3_5_moe": ("Qwen3.5, 1 module (mtp.*)", "[embedding; state]"),
+    family = {
+        "mimo": "MiMo, 1 module (model.mtp_layers.0.*)",
+        "deepseek": "DeepSeek-V3, 1 module (model.layers.2.*)",
+        "glm": "GLM-4 MoE, 1 module (model.layers.2.*)",
+        "glm_flash": "GLM-4.7-Flash, 1 module (model.layers.2.*)",
+        "ernie": "ERNIE-4.5, 1 module (model.mtp_*)",
+        "hunyuan": "Hunyuan 3, 1 module (model.layers.2.*)",
+        "exaone": "K-EXAONE, 1 module (mtp.*)",
+        "nemotron": "Nemotron 3, 1 module (mtp.*)",
+        "qwen3_next": "Qwen3-Next, 1 module (mtp.*)",
+        "qwen3_5": "Qwen3.5, 1 module (mtp.*)",
+        "qwen3_5_moe": "Qwen3.5, 1 module (mtp.*)",
     }[name]
+    order = "[state; embedding]" if name == "mimo" else "[embedding; state]"
     assert family in first and order in first and "head: the target's" in second
     assert detect_method(str(target.folder), str(target.folder)) == "mtp"
 
@@ -76,14 +80,8 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, change: Change, phrase: s
 
 def find_and_load(target: MtpTarget) -> None:
     """The target itself is not loaded: what its own loader says of such tensors is tested elsewhere."""
-    from foretoken.proposers import mtp
-    from foretoken.proposers.config import MtpConfig
-    from foretoken.proposers.loading import Resources
-
-    def unreachable(*args: object) -> object:
-        raise AssertionError("nothing is to be bound")
-
-    mtp.load(MtpConfig(), Resources(target.view(), unreachable, unreachable, unreachable))  # pyright: ignore[reportArgumentType]
+    unreachable: Any = None
+    mtp.load(MtpConfig(), Resources(target.view(), unreachable, unreachable, unreachable))
 
 
 def test_a_target_without_mtp(tmp_path: Path) -> None:

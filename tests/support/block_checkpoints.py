@@ -334,7 +334,7 @@ class Drafter(ReferencedDrafter):
     method: Literal["dflash", "dspark"]
     target: eagle_reference.Target
     reference: Reference
-    bound: list[Executor] = field(default_factory=list)  # every network that was loaded
+    bound: list[Executor] = field(default_factory=list)
 
     @classmethod
     def write(cls, published: Published, folder: Path, **target: Any) -> Drafter:

@@ -8,6 +8,7 @@ from pretended_engine import TORCH, Guess, PretendedEngine, accept, at_random, b
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution
+from foretoken.kernels.layout import Executor
 from foretoken.proposers.learned import LearnedProposer
 from foretoken.proposers.loading import LoadedProposer
 
@@ -16,6 +17,7 @@ class ReferencedDrafter(Protocol):
     """A drafter on disk beside a pretended target."""
 
     target: Any
+    bound: list[Executor]  # every network that was loaded
 
     def load(self, execution: Execution = ..., **settings: Any) -> LoadedProposer: ...
 

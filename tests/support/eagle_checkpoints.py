@@ -175,7 +175,7 @@ class Drafter(ReferencedDrafter):
     spec: Spec
     target: Target
     reference: Reference
-    bound: list[Executor] = field(default_factory=list)  # every network that was loaded
+    bound: list[Executor] = field(default_factory=list)
     target_config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -169,6 +169,7 @@ class MtpTarget(ReferencedDrafter):
     hf_config: Any
     after: Scores
     head: Tensor
+    bound: list[Executor] = field(default_factory=list)
 
     @property
     def target(self) -> MtpTarget:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -193,7 +194,8 @@ class MtpTarget(ReferencedDrafter):
         network: Any = load_program_executor([self.folder / "model.safetensors"], self.hf_config, execution)
 
         def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
-            return bind_program(program, weights, execution, network.bank)
+            self.bound.append(bind_program(program, weights, execution, network.bank))
+            return self.bound[-1]
 
         find: Any = lambda name, _: Path(name)  # noqa: E731
         return mtp.load(MtpConfig(**settings), Resources(self.view(), find, bind, cast(Any, None)))
