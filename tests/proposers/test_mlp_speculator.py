@@ -1,6 +1,5 @@
 """MLP speculators of IBM's kind and of Arctic's, as they are published, compared with the formula written out."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,15 @@ import last_state_runs
 import pytest
 import torch
 from elsewhere import compare, with_far_states
-from last_state_runs import VOCAB, WIDTH, opened, resources, save
+from last_state_runs import VOCAB, WIDTH, check_batches, opened
 from mlp_speculator_runs import (
     ARCTICS,
     IBMS,
     INNER,
+    Arctics,
     Ibms,
-    Published,
     expected,
+    forms_held,
     guesses_of,
     is_drawn_as_the_target_would,
     load,
@@ -25,11 +25,9 @@ from pretended_engine import EXECUTIONS, Guess
 
 from foretoken.kernels import noise
 from foretoken.kernels.execution import Execution
-from foretoken.proposers import mlp_speculator
-from foretoken.proposers.config import MlpSpeculatorConfig
 from foretoken.proposers.config_entry import SpeculativeConfigError
 
-PUBLISHED: dict[str, Published] = {**IBMS, **ARCTICS}
+PUBLISHED: dict[str, Ibms | Arctics] = {**IBMS, **ARCTICS}
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -94,15 +92,7 @@ def test_p_q_rules_get_the_distributions_that_tokens_were_drawn_from(layout: str
 def test_the_batch_does_not_matter(layout: str, tmp_path: Path) -> None:
     """A row that drops out takes its cell along, if it has one."""
     loaded = load(tmp_path, PUBLISHED[layout], draft_sample_method="probabilistic")
-    runs = [started(loaded, (0.0, 1.0, 0.7)) for _ in range(3)]
-    for run in runs:
-        run.step({})
-        run.step({})
-    ceilings = {"r0": 1, "r1": 4, "r2": 3}
-    whole, reverse = runs[0].step(ceilings), runs[1].step(ceilings, order=["r2", "r1", "r0"])
-    assert {name: guess.tokens for name, guess in whole.items()} == {name: guess.tokens for name, guess in reverse.items()}
-    assert [len(whole[name].tokens) for name in ceilings] == [1, 4, 3]
-    assert runs[2].step({"r2": 3})["r2"].tokens == whole["r2"].tokens
+    check_batches(lambda: started(loaded, (0.0, 1.0, 0.7)), {"r0": 1, "r1": 4, "r2": 3})
 
 
 @pytest.mark.parametrize("layout", ["untied", "lstm", "rnn"])
@@ -120,20 +110,11 @@ def test_tied_weights_are_kept_once_in_memory_and_may_be_kept_once_in_the_file(t
     published = PUBLISHED["tied"]
     once = {n: t for n, t in published.tensors.items() if not any(f".{i}." in n for i in (2, 3)) and n not in _copies_of_first()}
     assert len(once) == 6
-    saved = save(tmp_path / "once", published.config, once)
-    whole, small = resources(tmp_path), resources(tmp_path)
-    run = started(mlp_speculator.load(MlpSpeculatorConfig(str(saved)), small))
-    again = started(load(tmp_path, published))
+    run = started(load(tmp_path / "once", Ibms(published.config, once)))
+    again = started(load(tmp_path / "all", published))
     assert [guess.tokens for _, guess in guesses_of(run)] == [guess.tokens for _, guess in guesses_of(again)]
-    bound: list[int] = []
-
-    def bind(program: Any, weights: Any, quantization: Any) -> Any:
-        executor = whole.bind(program, weights, quantization)
-        bound.append(sum(len(forms) for forms in executor.bank._entries.values()))
-        return executor
-
-    mlp_speculator.load(MlpSpeculatorConfig(str(saved)), replace(whole, bind=bind))
-    assert bound[0] < bound[1] == bound[2] == bound[3], "positions 2 and 3 bring nothing new, position 1 a projection"
+    held = forms_held(tmp_path, Ibms(published.config, once))
+    assert held[0] < held[1] == held[2] == held[3], "positions 2 and 3 bring nothing new, position 1 a projection"
 
 
 def _copies_of_first() -> set[str]:
@@ -141,23 +122,48 @@ def _copies_of_first() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "without", "settings", "message"),
+    ("layout", "change", "without", "settings", "message"),
     [
-        ({"emb_dim": 32}, "", {}, "trained for states of width 32, the target has 24"),
-        ({"vocab_size": 60}, "", {}, "trained for a vocabulary of 60, the target has 50"),
-        ({"inner_dim": 48}, "", {}, r"'speculator\.emb\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
-        ({"n_predict": "4"}, "", {}, "'n_predict' must be an integer"),
-        ({"n_predict": 0}, "", {}, "'n_predict' must be from 1 to 64"),
-        ({}, "speculator.head.3.weight", {}, r"no tensor 'speculator\.head\.3\.weight'"),
-        ({}, "speculator.proj.0.weight", {}, "is no MLP speculator"),
-        ({}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),
+        ("untied", {"emb_dim": 32}, "", {}, "trained for states of width 32, the target has 24"),
+        ("untied", {"vocab_size": 60}, "", {}, "trained for a vocabulary of 60, the target has 50"),
+        ("untied", {"inner_dim": 48}, "", {}, r"'speculator\.emb\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
+        ("untied", {"n_predict": "4"}, "", {}, "'n_predict' must be an integer"),
+        ("untied", {"n_predict": 0}, "", {}, "'n_predict' must be from 1 to 64"),
+        ("untied", {}, "speculator.head.3.weight", {}, r"no tensor 'speculator\.head\.3\.weight'"),
+        ("untied", {}, "speculator.proj.0.weight", {}, "is no MLP speculator"),
+        ("untied", {}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),
+        ("lstm", {"input_hidden_dim": 32}, "", {}, "trained for states of width 32, the target has 24"),
+        ("lstm", {"input_hidden_dim": None}, "", {}, "'input_hidden_dim' must be an integer"),
+        ("lstm", {"vocab_size": 60}, "", {}, "trained for a vocabulary of 60, the target has 50"),
+        ("lstm", {"n_predict": 0}, "", {}, "'n_predict' must be from 1 to 64"),
+        ("lstm", {"tie_weights": False}, "", {}, "'tie_weights' must be true"),
+        ("lstm", {"method": "sum_gru"}, "", {}, "'method' is 'sum_gru', .* take one of these"),
+        ("lstm", {"method": "sum_rnn"}, "", {}, r"is no MLP speculator: it has no tensor 'proj\.0\.0\.weight'"),
+        ("rnn", {"method": "sum_lstm"}, "", {}, r"is no MLP speculator: it has no tensor 'forget_proj\.0\.weight'"),
+        ("rnn", {"inner_dim": "40.40"}, "", {}, r"'inner_dim' is '40\.40', a stack of layers .* not supported"),
+        ("rnn", {"emb_dim": "forty"}, "", {}, "'emb_dim' must be a width such as \"4096\", not 'forty'"),
+        ("rnn", {"emb_dim": 40.0}, "", {}, "'emb_dim' must be a width"),
+        ("rnn", {"proj_dim": "0"}, "", {}, "'proj_dim' must be a width"),
+        ("rnn", {"proj_dim": "32"}, "", {}, "'inner_dim' 40, 'emb_dim' 40, 'proj_dim' 32 must be the same"),
+        ("rnn", {"inner_dim": 48, "emb_dim": 48, "proj_dim": 48}, "", {}, r"'emb\.0\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
+        ("rnn", {"n_predict": 5}, "", {}, r"no tensor 'emb\.4\.0\.weight'"),
+        ("rnn", {}, "head.3.weight", {}, r"no tensor 'head\.3\.weight'"),
+        ("rnn", {}, "ln.1.0.bias", {}, r"no tensor 'ln\.1\.0\.bias'"),
+        ("lstm", {}, "output_proj.1.weight", {}, r"no tensor 'output_proj\.1\.weight'"),
+        ("lstm", {}, "input_emb.0.weight", {}, r"no tensor 'input_emb\.0\.weight'"),
+        ("lstm", {}, "state_ln.0.bias", {}, r"no tensor 'state_ln\.0\.bias'"),
+        ("lstm", {"inner_dim": 48, "emb_dim": 48, "proj_dim": 48}, "", {}, r"'forget_emb\.0\.weight' .* is 50 x 40, but 50 x 48 is needed"),
+        ("lstm", {}, "", {"num_speculative_tokens": 5}, r"'num_speculative_tokens' is 5, .* trained for 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], without: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    untied = PUBLISHED["untied"]
-    changed = Ibms({**untied.config, **change}, {name: t for name, t in untied.tensors.items() if name != without})
-    with pytest.raises(SpeculativeConfigError, match=message):
-        load(tmp_path, changed, **settings)
+def test_what_does_not_fit_is_refused_in_a_line(
+    layout: str, change: dict[str, Any], without: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    published = PUBLISHED[layout]
+    tensors = {name: tensor for name, tensor in published.tensors.items() if name != without}
+    with pytest.raises(SpeculativeConfigError, match=message) as error:
+        load(tmp_path, type(published)({**published.config, **change}, tensors), **settings)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("layout", "norms"), [("tied, scaled", 0), ("lstm, tied embeddings, scaled", 4)])

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -128,3 +128,16 @@ class Run:
         )
         for name in end:
             self.proposer.forget(name)
+
+
+def check_batches(start: Callable[[], Run], ceilings: Mapping[str, int]) -> None:
+    """A row's guesses are the same in every order of the batch, and alone."""
+    whole, reverse, alone = start(), start(), start()
+    for run in (whole, reverse, alone):
+        run.step({})
+        run.step({})
+    guesses = {name: guess.tokens for name, guess in whole.step(ceilings).items()}
+    assert {name: len(tokens) for name, tokens in guesses.items()} == ceilings
+    assert {name: guess.tokens for name, guess in reverse.step(ceilings, order=[*ceilings][::-1]).items()} == guesses
+    last = [*ceilings][-1]
+    assert alone.step({last: ceilings[last]})[last].tokens == guesses[last]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -205,3 +205,17 @@ def is_drawn_as_the_target_would(guess: Guess, draw: Draw, j: int, logits: Tenso
         return guess.tokens[j] == int(logits.argmax())
     scaled, key = logits[None] / draw.temperature, noise.keys([noise.stream(draw.seed, draw.choice)], [len(guess.text) + j])
     return bool(noise.margin(scaled, key)[0] <= 1e-3) or guess.tokens[j] == int(noise.sample(scaled, key)[0])
+
+
+def forms_held(folder: Path, published: Published, part: str = "") -> list[int]:
+    """How many forms of weights with this in their names are kept in memory once the first network is bound, the second, ..."""
+    given, held = resources(folder), list[int]()
+
+    def bind(program: Any, weights: Any, quantization: Any) -> Any:
+        executor = given.bind(program, weights, quantization)
+        held.append(sum(len(forms) for names, forms in executor.bank._entries.items() if part in str(names)))
+        return executor
+
+    saved = save(folder / "speculator", published.config, published.tensors)
+    mlp_speculator.load(MlpSpeculatorConfig(str(saved)), replace(given, bind=bind))
+    return held
