@@ -2,19 +2,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hash_model import HashModel
+from hash_engine import hash_core
 
-from foretoken.engine.committer import Committer
 from foretoken.engine.config import SchedulerConfig
-from foretoken.engine.controller import Controller
-from foretoken.engine.core import EngineCore
-from foretoken.engine.kv_cache import KVCache
-from foretoken.engine.policy.base import ProposerInfo
 from foretoken.engine.request import Request, SamplingParams
-from foretoken.engine.runner import Runner
-from foretoken.engine.sampler import full_logits_wanted
-from foretoken.engine.scheduler import NetworkNeeds, Scheduler
-from foretoken.engine.verifier import Verifier
 from foretoken.proposers import suffix
 from foretoken.proposers.base import Draft, DraftContext, DraftRow, Draw, Ended, Feedback, Proposer
 from foretoken.proposers.config import NgramConfig, SpeculativeConfig, SuffixConfig
@@ -185,14 +176,8 @@ VOCAB = 6
 
 def outputs(proposers: Sequence[Proposer], corpora: Corpora | None, seed: int) -> dict[str, list[int]]:
     """What 14 requests of two corpora say, in a pool so small that some are preempted; some are aborted, whatever runs."""
-    model = HashModel(VOCAB)
-    kv = KVCache(40, 4, "hash", True)
     proposer_set = ProposerSet(proposers, vocab_size=VOCAB, corpora=corpora)
-    controller = Controller(SpeculativeConfig(), tuple(ProposerInfo(p.name, p.max_tokens) for p in proposers))
-    runner = Runner(model, model.allocate(40, 4), (), full_logits_wanted)
-    scheduler = Scheduler(SchedulerConfig(48, 5, 40), kv, controller, NetworkNeeds(VOCAB, 100), proposer_set.forget)
-    committer = Committer(kv, scheduler, runner.move_slots, lambda r: None)
-    core = EngineCore(scheduler, proposer_set, runner, Verifier("match"), committer, controller)
+    core = hash_core(VOCAB, proposer_set, SpeculativeConfig(), SchedulerConfig(48, 5, 40), num_blocks=40)
     dice = random.Random(seed)
     params = SamplingParams(temperature=0.0, detokenize=False, ignore_eos=True)
     prompts = [tuple(dice.randrange(VOCAB) for _ in range(dice.randint(1, 12))) for _ in range(3)]
