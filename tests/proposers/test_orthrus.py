@@ -12,7 +12,7 @@ from fixed_k import fixed
 from orthrus_targets import add_view
 from recurrent_models import EMBEDDED
 from safetensors.torch import load_file, save_file
-from saying import said
+from saying import heard, said
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -103,22 +103,12 @@ def say(folder: Path, speculative: dict[str, Any], prompts: list[list[int]], **o
 
 
 @pytest.mark.parametrize("network", ["torch", *(["native"] if "native" in NETWORKS else [])])
-def test_guesses_are_those_of_the_published_loop(folder: Path, network: str) -> None:
+def test_guesses_are_those_of_the_published_loop(folder: Path, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference, text = Reference(folder), [5, 90, 33, 41, 7]
     with LLM(str(folder), speculative_config=fixed({"method": "orthrus"}), dtype="float32", kv_cache_gb=0.05, **NETWORKS[network]) as llm:
         proposer = next(p for p in llm._running().core.proposers.proposers if p.name == "orthrus")
-        asked: list[tuple[list[int], list[int]]] = []
-        propose = proposer.propose
-
-        def noted(context: Any) -> Any:
-            draft = propose(context)
-            for row, start, stop in zip(context.rows, draft.start_loc, draft.start_loc[1:], strict=False):
-                asked.append((list(row.token_ids), draft.token_ids[start:stop]))
-            return draft
-
-        proposer.propose = noted  # pyright: ignore[reportAttributeAccessIssue]
+        drafted = heard(monkeypatch, proposer)
         llm.generate([text], SamplingParams(max_tokens=24, temperature=0, ignore_eos=True), use_tqdm=False)
-    drafted = [(known, guesses) for known, guesses in asked if guesses]
     assert len(drafted) > 3 and max(len(guesses) for _, guesses in drafted) == BLOCK - 1
     for known, guesses in drafted:
         assert guesses == reference.guesses(known, len(guesses)).argmax(-1).tolist()
