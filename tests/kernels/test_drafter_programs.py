@@ -1,5 +1,4 @@
-"""Small drafters as programs on every executor, against plain formulas: passes and chains, blocks of 64, networks without a cache,
-shared weights."""
+"""Small drafters as programs on every executor, against plain formulas: passes and chains, blocks of 64, networks without a cache."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, Op, RMSNorm
 from foretoken.kernels.program import Program, RopeTable
 from foretoken.kernels.torch_executor import TorchExecutor
-from foretoken.kernels.weight_bank import WeightBank
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 H, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM = 32, 97, 41, 4, 2, 8
@@ -120,15 +118,15 @@ def eagle_by_hand(w: dict[str, Tensor], tokens: Tensor, features: Tensor, positi
     return out, norm(out, w["out_norm"]) @ w["head"].T
 
 
-Make = Callable[..., Executor]
+Make = Callable[[Program, dict[str, Tensor]], Executor]
 
 
-def on_torch(program: Program, weights: dict[str, Tensor], bank: WeightBank | None = None) -> Executor:
-    return TorchExecutor(program, weights, torch.float32, bank)
+def on_torch(program: Program, weights: dict[str, Tensor]) -> Executor:
+    return TorchExecutor(program, weights, torch.float32)
 
 
-def natively(program: Program, weights: dict[str, Tensor], bank: WeightBank | None = None) -> Executor:
-    return NativeExecutor(program, weights, Execution(torch.float32), bank=bank)
+def natively(program: Program, weights: dict[str, Tensor]) -> Executor:
+    return NativeExecutor(program, weights, Execution(torch.float32))
 
 
 EXECUTORS = [pytest.param(on_torch, id="torch"), pytest.param(natively, id="native", marks=native_only)]
@@ -230,39 +228,6 @@ def test_a_chain_of_another_vocabulary_draws_under_the_noise_of_token_ids(make: 
             expected = noise.sample(spread / temperature, key) if temperature else spread.argmax(-1)
             assert chain.token_ids[row, step] == expected[0]
             assert float(chain.confidence[row, step]) == pytest.approx(float(spread.softmax(-1)[0, expected[0]]), abs=1e-4)
-
-
-SHARING = replace(EAGLE, shared=frozenset({"embed", "head"}))
-
-
-@on_both
-def test_shared_weights_are_kept_once(make: Make) -> None:
-    """The second network needs no tensors for what the first has, and answers as if it had them."""
-    weights = weights_of(SHARING)
-    own = {name: weight for name, weight in weights.items() if name not in SHARING.shared}
-    bank = make(EAGLE, weights).bank
-    other = make(SHARING, own, bank)
-    assert other.bank is bank
-    chains = [run_eagle(executor, None).token_ids.tolist() for executor in (other, make(SHARING, weights))]
-    for mine, alone, count in zip(*chains, COUNTS, strict=True):
-        assert mine[:count] == alone[:count]
-    with pytest.raises(KeyError):
-        make(SHARING, own)
-
-
-@native_only
-def test_a_narrow_drafter_reads_the_shared_head_as_it_is() -> None:
-    """int8 products of its own beside the target's head in bfloat16: no second copy of the head."""
-    weights = weights_of(SHARING)
-    own = {name: weight for name, weight in weights.items() if name not in SHARING.shared}  # a second copy would need the tensor
-    target = NativeExecutor(EAGLE, weights, Execution(torch.bfloat16))
-    drafter = NativeExecutor(SHARING, own, Execution(torch.bfloat16, "int8"), bank=target.bank)
-    tokens, features = texts()
-    batch = shifted([Row(text.tolist(), 1, [2 * row, 2 * row + 1]) for row, text in enumerate(tokens)], False)
-    exact, narrow = (e.run(batch, e.allocate(8, BLOCK_SIZE), (), {"feature": torch.cat(features)}).logits for e in (target, drafter))
-    assert exact is not None and narrow is not None
-    assert not torch.equal(exact, narrow)
-    assert float((exact - narrow).norm() / exact.norm()) < 0.05
 
 
 @native_only

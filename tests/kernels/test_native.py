@@ -2,7 +2,6 @@
 
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -344,20 +343,6 @@ def test_empty_passes_are_legal(model: Model) -> None:
 def test_the_cache_has_blocks_of_16(model: Model) -> None:
     with pytest.raises(ValueError, match="use block_size 16"):
         NativeExecutor(*model, BFLOAT16).allocate(4, 8)
-
-
-def test_passes_from_several_threads_take_turns(model: Model) -> None:
-    executors = [NativeExecutor(*model, BFLOAT16) for _ in range(3)]
-    batch = batch_of([Row(list(range(40)), 0, [0, 1, 2])])
-    expected = executors[0].run(batch, executors[0].allocate(4, BLOCK_SIZE)).logits
-
-    def many_times(executor: NativeExecutor) -> bool:
-        kv = executor.allocate(4, BLOCK_SIZE)
-        results = [executor.run(batch, kv).logits for _ in range(30)]
-        return all(torch.equal(logits, expected) for logits in results if logits is not None and expected is not None)
-
-    with ThreadPoolExecutor(3) as threads:
-        assert all(threads.map(many_times, executors))
 
 
 def test_idle_threads_sleep(model: Model) -> None:

@@ -125,7 +125,7 @@ class Call:
         for text in texts:
             _fill(executor, kv, text)
 
-    def run(self, most_rounds: int, most_tokens: int = 512, ends_with_row: bool = False, most_seconds: float = 60.0) -> RoundsOutput:
+    def run(self, most_rounds: int, most_tokens: int = 512, most_seconds: float = 60.0) -> RoundsOutput:
         kept: list[array[int]] = []
         packed = bytearray()
         for text, said, length, cursor in zip(self.texts, self.said, self.lengths, self.cursors, strict=True):
@@ -137,7 +137,7 @@ class Call:
                 num_blocks, text.num_places or 16 * num_blocks, num_stops, num_predicted, *cursor, text.k, text.k, 2, 4,
                 text.match == "latest", text.table_k, text.text_gain, text.trust,
             ).packed(text.sampling.tobytes())
-        limits = RoundsLimits(most_rounds, most_tokens, most_seconds, ends_with_row, self.prices)
+        limits = RoundsLimits(most_rounds, most_tokens, most_seconds, False, self.prices)
         output = self.executor.run_rounds(packed, self.kv, limits, self.interrupt, self.table)
         self.cursors = cursors(packed)
         self.failed = [bool(has_failed) for _, _, has_failed in answers(packed)]
@@ -228,13 +228,6 @@ def test_a_row_that_ends_leaves_the_others_alone() -> None:
     assert output.tokens[-1] < 4 * 6 and len(output.tokens) == len(output.seconds) < 100
 
 
-def test_it_ends_with_a_row_if_somebody_waits() -> None:
-    call = Call(*network(), texts(random.Random(5), 4))
-    call.texts[1].most_new = 3
-    call.run(100, ends_with_row=True)
-    assert call.lengths[1] == len(call.texts[1].prompt) + 3 and call.lengths[0] < len(call.texts[0].prompt) + 40
-
-
 def test_a_stop_token_is_the_last_one() -> None:
     executor, kv = network()
     (text,) = texts(random.Random(7), 1)
@@ -278,18 +271,6 @@ def test_rows_without_a_place_left_stop_where_they_are() -> None:
     call.run(100)
     assert call.lengths[0] == len(call.texts[0].prompt) + 3 and not any(call.failed)
     assert check(call, [], []) == 0
-
-
-def test_a_pass_has_no_more_tokens_than_it_may() -> None:
-    call = Call(*network(), texts(random.Random(3), 5))
-    output = call.run(20, most_tokens=8)
-    assert max(output.tokens) == 8
-
-
-def test_another_thread_can_end_it() -> None:
-    call = Call(*network(), texts(random.Random(3), 2))
-    call.interrupt[0] = 1
-    assert len(call.run(20).tokens) == 1
 
 
 def test_no_round_begins_when_its_time_is_up() -> None:

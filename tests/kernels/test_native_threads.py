@@ -89,16 +89,17 @@ def test_the_number_of_threads_may_change_between_passes_of_others() -> None:
         assert passes.result()
 
 
-def test_one_network_takes_passes_from_several_threads() -> None:
-    executor = a_network(*ATTENTION, last="y")
-    lengths = (5, 40, 90)
-    expected = {length: logits_of(executor, length) for length in lengths}
+def test_passes_from_several_threads_take_turns() -> None:
+    """Of one network and of another."""
+    one, other = (a_network(*ATTENTION, last="y") for _ in range(2))
+    asked = [(one, 5), (one, 40), (other, 90)]
+    expected = {length: logits_of(executor, length) for executor, length in asked}
 
-    def many_times(length: int) -> bool:
+    def many_times(executor: NativeExecutor, length: int) -> bool:
         return all(torch.equal(logits_of(executor, length), expected[length]) for _ in range(50))
 
     with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(many_times, lengths))
+        assert all(pool.map(many_times, *zip(*asked, strict=True)))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

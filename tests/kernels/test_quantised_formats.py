@@ -39,11 +39,3 @@ def test_scales_beside_a_wide_weight_are_not_its_own(name: str) -> None:
     wide = torch.arange(960.0).view(24, 40).bfloat16()
     parts = {part.removeprefix("weight"): tensor for part, tensor in encode(Random(1), 24, 40)[0].items() if part.startswith("weight")}
     assert torch.equal(plain(parts | {"": wide}, _quantisation(config)), wide.float())
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    fp8 = _quantisation({"quant_method": "fp8", "weight_block_size": [128, 128]})
-    with pytest.raises(ValueError, match="do not fit"):
-        plain({"": torch.zeros(8, 8).to(torch.float8_e4m3fn), "_scale_inv": torch.ones(2, 2)}, fp8)
-    with pytest.raises(ValueError, match="_packed"):
-        plain({"_packed": torch.zeros(8, 1, dtype=torch.int32)}, fp8)

@@ -1,4 +1,4 @@
-"""The torch cache with e4m3 numbers: what is written, read and moved, and what a whole network says over it."""
+"""The torch cache, most of all with e4m3 numbers: what is written, read and moved, and what a whole network says over it."""
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ LAYERS = (KVLayerSpec(2, 16, 24), KVLayerSpec(1, 8, 8))
 BLOCK_SIZE = 4
 
 
-def filled(dtype: torch.dtype = torch.bfloat16) -> tuple[TorchKV, list[tuple[Tensor, Tensor]]]:
+def filled(dtype: torch.dtype = torch.bfloat16, is_fp8: bool = True) -> tuple[TorchKV, list[tuple[Tensor, Tensor]]]:
     """A cache of 12 slots and what was written to them."""
     generator = torch.Generator().manual_seed(0)
-    kv = TorchKV(LAYERS, 3, BLOCK_SIZE, dtype, is_fp8=True)
+    kv = TorchKV(LAYERS, 3, BLOCK_SIZE, dtype, is_fp8=is_fp8)
     given: list[tuple[Tensor, Tensor]] = []
     for i, layer in enumerate(LAYERS):
         k, v = (3 * torch.randn(12, layer.num_kv_heads, dim, generator=generator).to(dtype) for dim in (layer.k_dim, layer.v_dim))
@@ -50,12 +50,14 @@ def test_what_is_beyond_the_range_stays_at_its_end() -> None:
     assert nearest(torch.tensor([torch.nan])).float().isnan().all()
 
 
-def test_nothing_is_written_at_slot_minus_1() -> None:
-    kv, given = filled()
+@pytest.mark.parametrize("is_fp8", [True, False])
+def test_nothing_is_written_at_slot_minus_1(is_fp8: bool) -> None:
+    kv, given = filled(is_fp8=is_fp8)
     before = [cache.view(torch.uint8).clone() for cache in (*kv.k, *kv.v)]
     k, v = given[0]
-    kv.write(0, torch.full((12,), -1), k + 9, v + 9)
-    assert all(torch.equal(cache.view(torch.uint8), bits) for cache, bits in zip((*kv.k, *kv.v), before, strict=True))
+    kv.write(0, torch.tensor([5, *[-1] * 11]), k + 9, v + 9)
+    changed = [cache.view(torch.uint8) != bits for cache, bits in zip((*kv.k, *kv.v), before, strict=True)]
+    assert [of_slots.flatten(1).any(1).nonzero()[:, 0].tolist() for of_slots in changed] == [[5], [], [5], []]
 
 
 def test_slots_move_as_they_are() -> None:

@@ -84,6 +84,8 @@ def test_only_what_is_shared_is_taken_from_the_bank(execution: Execution) -> Non
         executor = bind_program(program, given, execution, target.bank)
         assert type(executor) is type(target) and executor.bank is target.bank
         torch.testing.assert_close(logits_of(executor), logits_of(bind_program(a_drafter(), means, execution)), rtol=0, atol=0)
+    with pytest.raises(KeyError):
+        bind_program(sharing, without, execution)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
