@@ -13,7 +13,7 @@ from foretoken.kernels import noise
 from foretoken.kernels.chain import run_chain_by_steps
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.fuse import fuse
-from foretoken.kernels.layout import ChainOutput, Draws, Executor, ForwardOutput, KVLayerSpec, RaggedBatch
+from foretoken.kernels.layout import ChainOutput, Draws, Executor, KVLayerSpec, RaggedBatch
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import Activation, Add, ArgMax, Attention, Concat, Embed, GatherRows, Linear, Op, RMSNorm
 from foretoken.kernels.program import Program, RopeTable
@@ -408,19 +408,3 @@ def test_recurrent_chains_without_a_cache(make: Make) -> None:
             state = torch.nn.functional.gelu(norm(x, weights["out_norm"]))
             token = (state @ weights["whole_head"].T).argmax()
             assert int(chain.token_ids[n, step]) == int(token)
-
-
-STATES_ONLY = a_program(
-    Linear(("feature",), ("h",), ("square",)), logits="", best=None, boundaries=("h",), inputs={"feature": H}
-)
-
-
-@on_both
-def test_a_network_may_give_states_only(make: Make) -> None:
-    weights = weights_of(STATES_ONLY)
-    executor = make(STATES_ONLY, weights)
-    features = torch.randn(6, H, generator=torch.Generator().manual_seed(9))
-    nothing = torch.arange(0)
-    batch = replace(rows_without_places(6), logits_indices=nothing, full_logits=nothing)
-    output: ForwardOutput = executor.run(batch, executor.allocate(1, BLOCK_SIZE), (0,), {"feature": features})
-    torch.testing.assert_close(output.hidden[0], features @ weights["square"].T, rtol=1e-4, atol=1e-5)

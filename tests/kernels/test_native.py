@@ -198,24 +198,6 @@ def test_heads_with_something_behind_them(head: str) -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_inputs_of_the_caller_are_read() -> None:
-    program = a_program(Add(("x", "given"), ("y",)), given=40)
-    given = torch.randn(7, 40, generator=torch.Generator().manual_seed(3))
-    actual, expected, *_ = both(program, 7, given=given)
-    torch.testing.assert_close(actual, expected)
-
-
-def test_the_cache_may_be_written_without_a_query() -> None:
-    program = a_program(Linear(("x",), ("kv",), ("kv",)), Attention(("kv",), (), 0, 0, 1.0, "rope", k_norm="k_norm"), x="x")
-    batch = batch_of([Row(list(range(20)), 0, [3, 1])])
-    written = []
-    for executor in (NativeExecutor(program, WEIGHTS, FLOAT32), TorchExecutor(program, WEIGHTS, torch.float32)):
-        kv = executor.allocate(4, BLOCK_SIZE)
-        executor.run(batch, kv)
-        written.append(kv.gather(0, batch.slot_mapping))
-    torch.testing.assert_close(written[0], written[1], rtol=1e-4, atol=1e-5)
-
-
 def test_what_cannot_be_lowered_says_so() -> None:
     twice = (Linear(("rows",), ("logits",), ("head",)), TopK(("logits",), ("columns", "values"), k=2))
     with pytest.raises(NotLowered, match="more than the final argmax"):

@@ -120,16 +120,6 @@ def test_attention_with_all_its_features() -> None:
     torch.testing.assert_close(found, torch.cat(heads, 1), rtol=1e-5, atol=1e-5)
 
 
-def test_the_cache_may_be_written_without_a_query() -> None:
-    spec = KVLayerSpec(2, k_dim=8, v_dim=4)
-    only_write = Attention(("kv",), (), layer=0, num_heads=0, scale=1.0, rope="rope")
-    _, (k, v) = run_all(Linear(("x",), ("kv",), ("qkv",)), only_write, x="x", spec=spec, rope=RopeTable((1.0, 0.5, 0.2, 0.1)))
-    kv = X @ WEIGHTS["qkv"].T
-    expected = torch.stack([rotate_by_pairs(part, [1.0, 0.5, 0.2, 0.1], 1.0) for part in kv[:, :16].split(8, 1)], 1)
-    torch.testing.assert_close(k, expected)
-    torch.testing.assert_close(v, kv[:, 16:].view(5, 2, 4))
-
-
 def test_a_local_conv_mixes_the_new_tokens_of_a_row() -> None:
     """Two rows, kernels [2 sides, 3 taps, 4 groups]; what is in the cache is no token of it."""
     generator = torch.Generator().manual_seed(1)
@@ -158,11 +148,6 @@ def test_a_row_that_is_no_number_leaves_the_next_one_alone() -> None:
     x[:5] = torch.nan
     found = executor.run(batch, executor.allocate(4, 4), (FINAL,), {"x": x, "kernels": torch.zeros(7, 8)}).hidden[FINAL]
     assert found[:5].isnan().all() and torch.equal(found[5:], torch.tensor([1.0, 2.0])[:, None].expand(2, 8))
-
-
-def test_inputs_of_the_caller_are_read() -> None:
-    features = torch.randn(5, 3)
-    torch.testing.assert_close(run(Concat(("features", "x"), ("y",)), features=features), torch.cat((features, X), 1))
 
 
 def test_only_the_wanted_logits_come_back() -> None:

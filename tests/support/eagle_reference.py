@@ -182,15 +182,6 @@ class Reference(PlainNetwork):
             self._known[key] = self._compute(*key)
         return self._known[key]
 
-    def chain(self, text: Sequence[int], count: int, first: int = 0) -> list[int]:
-        """Greedy guesses."""
-        if self.spec.parallel:
-            return [int(self.parallel_probs(text, count, first)[i].argmax()) for i in range(count)]
-        path: list[int] = []
-        for _ in range(count):
-            path.append(int(self.probs(text, path, first).argmax()))
-        return path
-
     def parallel_probs(self, text: Sequence[int], count: int, first: int = 0) -> Tensor:
         """[count, vocab], P-EAGLE: masks stand behind the text."""
         features = [self._encode(self._states(text[: i + 1])) for i in range(first, len(text) - 1)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -176,9 +177,10 @@ def attention_on_a_desktop() -> None:
 
 
 def attention_of_any_number_of_rows() -> None:
-    for rows in (1, 31, 32, 100, 256):
-        attend(600 + 40 * rows, rows, 128)
-    assert _builds_of(attention_kernels.attend) == 1, "something is built while a request waits"
+    attend(640, 1, 128)
+    with nothing_built(attention_kernels.attend):
+        for rows in (31, 32, 100, 256):
+            attend(600 + 40 * rows, rows, 128)
 
 
 def products() -> None:
@@ -246,10 +248,9 @@ def experts_of_models() -> None:
     kernels = (expert_routes._route, expert_routes._group, experts._visit, experts._add_up)
     for tokens in (1, 2048):
         experts_of(tokens, 8, 14336, 4096, 2)
-    known = sum(map(_builds_of, kernels))
-    for tokens in (2, 3, 16, 17, 64, 65, 100):
-        experts_of(tokens, 8, 14336, 4096, 2)
-    assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
+    with nothing_built(*kernels):
+        for tokens in (2, 3, 16, 17, 64, 65, 100):
+            experts_of(tokens, 8, 14336, 4096, 2)
 
 
 def adapters_of(tokens: int, rank: int, slots: int, width: int, *outs: int) -> None:
@@ -283,11 +284,9 @@ def recurrent_layers() -> None:
     """Of Qwen3.5-9B."""
     of_9b = (16, 32, 128, 128)
     recurrent(9, 1, of_9b)
-    kernels = (causal_conv._trace, causal_conv._convolve, linear_attention._scan, linear_attention._gated_norm)
-    known = sum(map(_builds_of, kernels))
-    for tokens, rows in [(1, 1), (2, 1), (16, 16), (40, 8), (2048, 33)]:
-        recurrent(tokens, rows, of_9b)
-    assert sum(map(_builds_of, kernels)) == known, "something is built while a request waits"
+    with nothing_built(causal_conv._trace, causal_conv._convolve, linear_attention._scan, linear_attention._gated_norm):
+        for tokens, rows in [(1, 1), (2, 1), (16, 16), (40, 8), (2048, 33)]:
+            recurrent(tokens, rows, of_9b)
 
 
 def other_recurrent_layers() -> None:
@@ -341,11 +340,10 @@ def chains() -> None:
     every = Choosing(151936, None, None, None, True)
     for choosing, columns in ((mapped, 32000), (every, 151936)):
         chain_of(1, 5, choosing, columns)
-        known = sum(map(_builds_of, (chain._lay_out, chain._choose)))
-        for rows in (2, 3, 17, 256):
-            for steps in (2, 5):
-                chain_of(rows, steps, choosing, columns)
-        assert sum(map(_builds_of, (chain._lay_out, chain._choose))) == known, "something is built while a request waits"
+        with nothing_built(chain._lay_out, chain._choose):
+            for rows in (2, 3, 17, 256):
+                for steps in (2, 5):
+                    chain_of(rows, steps, choosing, columns)
     chain_of(3, 5, Choosing(100000, None, ids, barred, False), 32000, has_first=True)
 
 
@@ -407,45 +405,45 @@ def behind_a_pass() -> None:
     following.warm_up(host)
     lookup.warm_up(host)
     static_batch.warm_up(host)
-    known = num_builds()
-    ids = np.zeros(64, np.int32)
-    for dtype in (HALF, WIDE):
-        for places in (1, 2, 3, 16, 17):
-            logits = empty(places, vocab_size, dtype=dtype)
-            rows = neutral(places)
-            chosen = sample_rows.sample(logits, np.arange(places), rows)
-            rows["banned"] = rows["seen"] = rows["counts"] = rows["bias"] = rows["bias_ids"] = rows["path"] = ids.ctypes.data
-            rows["num_banned"], rows["num_seen"], rows["num_bias"] = 1, 16, 3
-            for length in (0, 1, 5, 8, 16, 33, 64):
-                rows["path_length"] = length
-                sample_rows.sample(logits, np.arange(places), rows)
-            for depth in (1, 2, 15, 16):
-                guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
-                for choices in (chosen, None):
-                    answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
-                rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
-                continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
-                texts = [Lookup(row, 100 * depth, array("i", range(99))) for row in range(places)]
-                lookups = Lookups.of(texts, host, 16, (1, depth), depth % 2 == 0, depth)
-                lookup.looked_up(lookups, empty(4096, dtype=torch.int32), answer)
-                fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
-                for made in (empty(places, depth, dtype=LONG), None):
-                    batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
-                    for has_firsts in (False, True):
-                        rung = Rung(17 * places, 2 * places, 17 * places, has_firsts)
-                        static = StaticBatch(rung, BlockTables(2 * places, 1024, host), 16, has_adapters=has_firsts)
-                        static_batch.take(static.batch, batch)
-    assert num_builds() == known, "something is built while a request waits"
-
-
-def num_builds() -> int:
     behind = (matching._match, continuation._lay_out, following._lay_out, lookup._compare, lookup._write, static_batch._take)
-    kernels = (edits._copy, edits._edit, sampling._summarise, sampling._choose, *behind)
-    return sum(map(_builds_of, kernels))
+    with nothing_built(edits._copy, edits._edit, sampling._summarise, sampling._choose, *behind):
+        ids = np.zeros(64, np.int32)
+        for dtype in (HALF, WIDE):
+            for places in (1, 2, 3, 16, 17):
+                logits = empty(places, vocab_size, dtype=dtype)
+                rows = neutral(places)
+                chosen = sample_rows.sample(logits, np.arange(places), rows)
+                rows["banned"] = rows["seen"] = rows["counts"] = rows["bias"] = rows["bias_ids"] = rows["path"] = ids.ctypes.data
+                rows["num_banned"], rows["num_seen"], rows["num_bias"] = 1, 16, 3
+                for length in (0, 1, 5, 8, 16, 33, 64):
+                    rows["path_length"] = length
+                    sample_rows.sample(logits, np.arange(places), rows)
+                for depth in (1, 2, 15, 16):
+                    guesses = Guesses.of([(range(depth), range(-1, depth - 1), True)] * places)
+                    for choices in (chosen, None):
+                        answer = matching.match(empty(17 * places, dtype=LONG), empty(17 * places, dtype=WIDE), choices, guesses)
+                    rows = [Continuation(row, 100, depth, depth - 1, 0, array("i", range(99)), row % 2, depth) for row in range(places)]
+                    continuation.laid_out(Ways.of(rows, host, 16, vocab_size, 4096), answer)
+                    texts = [Lookup(row, 100 * depth, array("i", range(99))) for row in range(places)]
+                    lookups = Lookups.of(texts, host, 16, (1, depth), depth % 2 == 0, depth)
+                    lookup.looked_up(lookups, empty(4096, dtype=torch.int32), answer)
+                    fed = [Follower(row, 100, row, depth * (row % 2), array("i", range(99)), row % 3 == 0) for row in range(places)]
+                    for made in (empty(places, depth, dtype=LONG), None):
+                        batch = following.laid_out(Followers.of(fed, host, 16, vocab_size), answer, made)
+                        for has_firsts in (False, True):
+                            rung = Rung(17 * places, 2 * places, 17 * places, has_firsts)
+                            static = StaticBatch(rung, BlockTables(2 * places, 1024, host), 16, has_adapters=has_firsts)
+                            static_batch.take(static.batch, batch)
 
 
-def _builds_of(kernel: Any) -> int:
-    return len(kernel.device_caches[0][0])
+@contextmanager
+def nothing_built(*kernels: Any) -> Iterator[None]:
+    def num_builds() -> int:
+        return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
+
+    known = num_builds()
+    yield
+    assert num_builds() == known, "something is built while a request waits"
 
 
 GROUPS: dict[str, Callable[[], None]] = {

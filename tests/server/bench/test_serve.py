@@ -289,16 +289,6 @@ def test_a_model_that_the_server_does_not_have(server: RunningServer, capsys: py
     assert f"has no model 'another', only '{served}'" in capsys.readouterr().err
 
 
-def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--base-url", "http://127.0.0.1:9"]) == 69
-    assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
-
-
-def test_a_set_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dataset", "spec_bench"]) == 2
-    assert "download https://" in (said := capsys.readouterr().err) and "--dataset-path" in said
-
-
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
