@@ -7,6 +7,7 @@ import pytest
 import torch
 from native_only import native_only
 from paged_batches import BLOCK_SIZE, Row, batch_of
+from plain_networks import attended, turned
 from torch import Tensor
 
 from foretoken.kernels import noise
@@ -94,13 +95,6 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
-def turned(x: Tensor, positions: Tensor) -> Tensor:
-    angle = positions[:, None] * torch.tensor(INV_FREQ)
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
 def eagle_by_hand(w: dict[str, Tensor], tokens: Tensor, features: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """(out [n, H], logits [n, V]) of a whole sequence, every token seeing itself and those before it."""
 
@@ -108,11 +102,9 @@ def eagle_by_hand(w: dict[str, Tensor], tokens: Tensor, features: Tensor, positi
         return (both @ w[name].T).view(-1, count, DIM)
 
     both = torch.cat((norm(w["embed"][tokens], w["e_norm"]), norm(features, w["f_norm"])), -1)
-    q, k, v = turned(heads("q", HEADS), positions), turned(heads("k", KV_HEADS), positions), heads("v", KV_HEADS)
-    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
-    scores = scores.masked_fill(torch.ones(len(tokens), len(tokens)).triu(1).bool(), -torch.inf)
-    h = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1) @ w["o"].T + features
+    angles, unseen = positions[:, None] * torch.tensor(INV_FREQ), torch.ones(len(tokens), len(tokens)).triu(1).bool()
+    q, k, v = turned(heads("q", HEADS), angles), turned(heads("k", KV_HEADS), angles), heads("v", KV_HEADS)
+    h = attended(q, k, v, DIM**-0.5, unseen) @ w["o"].T + features
     hn = norm(h, w["m_norm"])
     out = (torch.nn.functional.silu(hn @ w["gate"].T) * (hn @ w["up"].T)) @ w["down"].T + h
     return out, norm(out, w["out_norm"]) @ w["head"].T
@@ -296,11 +288,9 @@ def block_by_hand(w: dict[str, Tensor], context: Tensor, tokens: Tensor, first: 
     q, k, v = (n @ w["block_qkv"].T).split([HEADS * DIM, width, width], -1)
     before_k, before_v = (context @ w["kv"].T).chunk(2, -1)
     k, v = torch.cat((before_k, k)).view(-1, KV_HEADS, DIM), torch.cat((before_v, v)).view(-1, KV_HEADS, DIM)
-    places = torch.arange(len(k))
-    q, k = turned(q.view(-1, HEADS, DIM), places[len(context) :]), turned(k, places)
-    k, v = (x[first:].repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * DIM**-0.5
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1) @ w["square"].T + e
+    angles = torch.arange(len(k))[:, None] * torch.tensor(INV_FREQ)
+    q, k = turned(q.view(-1, HEADS, DIM), angles[len(context) :]), turned(k, angles)
+    return attended(q, k[first:], v[first:], DIM**-0.5) @ w["square"].T + e
 
 
 @on_both

@@ -1,9 +1,8 @@
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import pytest
-import transformers
+from small_networks import small_program
 from tiny_models import tiny_config
 
 from foretoken.kernels.adapters import adapted
@@ -15,11 +14,8 @@ from foretoken.kernels.ops import Activation, Add, Attention, BlockLinear, Conca
 from foretoken.kernels.program import Program
 
 
-def llama(**settings: Any) -> Program:
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=100, **settings
-    )
-    return fuse(decoder_program(config))
+def llama() -> Program:
+    return small_program(intermediate_size=128, num_hidden_layers=3)
 
 
 def test_a_layer_is_four_products_and_an_attention() -> None:
@@ -43,10 +39,7 @@ def test_the_head_ends_the_network_and_its_rows_are_those_wanted() -> None:
 
 
 def test_gate_and_up_alternate_only_in_whole_panels() -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=120, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, vocab_size=100
-    )
-    lowered = lower(fuse(decoder_program(config)))
+    lowered = lower(small_program(intermediate_size=120))
     assert not any(isinstance(step, Product) and step.is_gated for step in lowered.steps)
 
 

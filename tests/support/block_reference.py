@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from plain_networks import PlainNetwork, RandomWeights
+from plain_networks import PlainNetwork, RandomWeights, attended, turned
 from torch import Tensor
 
 
@@ -311,27 +311,19 @@ class Reference(PlainNetwork):
         if spec.gemma:
             v = v / (v.pow(2).mean(-1, keepdim=True) + spec.eps).sqrt()
         q, k = self._rotate(q, at[known:]), self._rotate(k, at)
-        k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / (1 if spec.gemma else math.sqrt(spec.head_dim))
         distance = at[known:, None] - at
         unseen = torch.zeros_like(distance, dtype=torch.bool)
         if spec.causal[i]:
             unseen |= distance < 0
         if (window := spec.windows[i]) is not None:
             unseen |= distance.abs() >= window
-        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
-        return self._linear(f"{name}.o_proj", attended.reshape(len(x), -1))
+        scale = 1.0 if spec.gemma else spec.head_dim**-0.5
+        return self._linear(f"{name}.o_proj", attended(q, k, v, scale, unseen))
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         half = self.spec.head_dim // 2
         turns = torch.arange(half) < half // 4 if self.spec.gemma else torch.ones(half)
-        angles = positions[:, None] * turns * self.spec.theta ** -(torch.arange(half) / half)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        if self.spec.pairs:
-            a, b = x[..., ::2], x[..., 1::2]
-            return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return turned(x, positions[:, None] * turns * self.spec.theta ** -(torch.arange(half) / half), self.spec.pairs)
 
     def _embedding(self) -> Tensor:
         if not self.spec.own_embedding:

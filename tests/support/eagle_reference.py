@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from plain_networks import PlainNetwork, RandomWeights
+from plain_networks import PlainNetwork, RandomWeights, attended, turned
 from torch import Tensor
 
 FINAL = -1
@@ -247,7 +247,6 @@ class Reference(PlainNetwork):
         if spec.head_norms:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         q, k = self._rotate(q, first), self._rotate(k, first)
-        k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
         return self._attend(name, q, k, v)
 
     def _latent_attention(self, name: str, x: Tensor, first: int, sizes: Latent) -> Tensor:
@@ -265,11 +264,8 @@ class Reference(PlainNetwork):
         return self._attend(name, q, torch.cat([k, k_turned], -1), v)
 
     def _attend(self, name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        count = len(q)
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), -torch.inf)
-        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
-        return self._linear(f"{name}.o_proj", attended.reshape(count, -1))
+        unseen = torch.ones(len(q), len(q), dtype=torch.bool).triu(1)
+        return self._linear(f"{name}.o_proj", attended(q, k, v, q.shape[-1] ** -0.5, unseen))
 
     def _rotate(self, x: Tensor, first: int, sizes: Latent | None = None) -> Tensor:
         half = x.shape[-1] // 2
@@ -278,10 +274,7 @@ class Reference(PlainNetwork):
             least, most = (half * math.log(16 / (2 * math.pi * turns)) / math.log(self.spec.theta) for turns in (32, 1))
             share = ((torch.arange(half) - max(math.floor(least), 0)) / (math.ceil(most) - max(math.floor(least), 0))).clamp(0, 1)
             speeds = speeds * (1 - share) + speeds / sizes.stretch * share
-        angles = torch.arange(first, first + len(x))[:, None] * speeds
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        a, b = (x[..., ::2], x[..., 1::2]) if sizes is not None and sizes.pairs else (x[..., :half], x[..., half:])
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return turned(x, torch.arange(first, first + len(x))[:, None] * speeds, sizes is not None and sizes.pairs)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         ids = torch.tensor(list(tokens))

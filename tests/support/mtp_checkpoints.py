@@ -49,90 +49,57 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 _EXPERTS: dict[str, Any] = {
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-}
-
-
-def _mimo() -> Any:
-    announced: dict[str, Any] = {"num_key_value_heads": 2, "num_nextn_predict_layers": 1}
-    return transformers.Qwen2Config(**_SIZES, **announced)
-
-
+    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+_HEADS: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
 _LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 32,
-}
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 32,
+}  # fmt: skip
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7, "mscale_all_dim": 1.1,
+}  # fmt: skip
+_SPACE: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
 
 
-def _deepseek() -> Any:
-    stretched = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128}
-    rope = {**stretched, "mscale": 0.7, "mscale_all_dim": 1.1}
-    return transformers.DeepseekV3Config(**_SIZES, **_EXPERTS, **_LATENT, n_group=2, topk_group=1, rope_parameters=rope)
-
-
-def _glm_flash() -> Any:
-    experts = {name: number for name, number in _EXPERTS.items() if name != "first_k_dense_replace"}
-    return transformers.Glm4MoeLiteConfig(**_SIZES, **experts, **_LATENT, rope_interleave=False)
-
-
-def _glm() -> Any:
-    heads: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}
-    return transformers.Glm4MoeConfig(**_SIZES, **_EXPERTS, **heads)
-
-
-def _ernie() -> Any:
-    experts: dict[str, Any] = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "num_nextn_predict_layers": 1}
-    return transformers.Ernie4_5_MoeConfig(**_SIZES, **experts, num_key_value_heads=2, moe_layer_start_index=1, moe_layer_end_index=1)
-
-
-def _hunyuan() -> Any:
-    heads: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}
-    return transformers.HYV3Config(**_SIZES, **_EXPERTS, **heads, num_experts=4, router_scaling_factor=1.5)
-
-
-def _exaone() -> Any:
-    kinds: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-    return transformers.ExaoneMoeConfig(**_SIZES, **_EXPERTS, **kinds, num_experts=4, num_key_value_heads=2)
-
-
-def _nemotron() -> Any:
-    space: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
-    experts = {"moe_shared_expert_intermediate_size": 24, "moe_latent_size": 24, "routed_scaling_factor": 1.5, "num_key_value_heads": 2}
-    space |= {"layer_types": ["linear_attention", "full_attention", "moe"], "layer_norm_epsilon": 1e-3, "head_dim": 16}
-    return transformers.NemotronHConfig(**_SIZES, **_EXPERTS, **space, **experts)
+def _family(config: type[Any], **settings: Any) -> Callable[[], Any]:
+    return lambda: config(**_SIZES, **copy.deepcopy(settings))
 
 
 def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
     """A Qwen since Qwen3-Next: its target has a layer with recurrent state, its MTP layer has attention."""
     delta: dict[str, Any] = {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "head_dim": 16,
-        "num_key_value_heads": 2,
-        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"], "mtp_num_hidden_layers": 1,
         "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
-        "mtp_num_hidden_layers": 1,
-    }
+    }  # fmt: skip
     sizes = _SIZES if "shared_expert_intermediate_size" not in settings else {k: v for k, v in _SIZES.items() if k != "intermediate_size"}
-    return lambda: config(**sizes, **delta, **settings)
+    return lambda: config(**sizes, **_HEADS, **delta, **settings)
 
 
 _SHARED: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], Any]] = {
-    **{"mimo": _mimo, "deepseek": _deepseek, "glm": _glm, "glm_flash": _glm_flash, "ernie": _ernie},
-    **{"hunyuan": _hunyuan, "exaone": _exaone, "nemotron": _nemotron},
-}
+    "mimo": _family(transformers.Qwen2Config, num_key_value_heads=2, num_nextn_predict_layers=1),
+    "deepseek": _family(transformers.DeepseekV3Config, **_EXPERTS, **_LATENT, n_group=2, topk_group=1, rope_parameters=_YARN),
+    "glm": _family(transformers.Glm4MoeConfig, **_EXPERTS, **_HEADS, use_qk_norm=True, attention_bias=True),
+    "glm_flash": _family(
+        transformers.Glm4MoeLiteConfig, **{name: number for name, number in _EXPERTS.items() if name != "first_k_dense_replace"},
+        **_LATENT, rope_interleave=False,
+    ),
+    "ernie": _family(
+        transformers.Ernie4_5_MoeConfig, moe_num_experts=4, moe_k=2, moe_intermediate_size=16, num_nextn_predict_layers=1,
+        num_key_value_heads=2, moe_layer_start_index=1, moe_layer_end_index=1,
+    ),
+    "hunyuan": _family(transformers.HYV3Config, **_EXPERTS, **_HEADS, attention_bias=True, num_experts=4, router_scaling_factor=1.5),
+    "exaone": _family(
+        transformers.ExaoneMoeConfig, **_EXPERTS, layer_types=["sliding_attention", "full_attention"], sliding_window=5, num_experts=4,
+        num_key_value_heads=2,
+    ),
+    "nemotron": _family(
+        transformers.NemotronHConfig, **_EXPERTS, **_SPACE, **_HEADS, layer_types=["linear_attention", "full_attention", "moe"],
+        layer_norm_epsilon=1e-3, moe_shared_expert_intermediate_size=24, moe_latent_size=24, routed_scaling_factor=1.5,
+    ),
+}  # fmt: skip
 GATED: dict[str, Callable[[], Any]] = {
     "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
     "qwen3_5": _gated(transformers.Qwen3_5TextConfig),

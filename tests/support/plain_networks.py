@@ -53,3 +53,20 @@ class PlainNetwork:
         spread = torch.zeros(len(probs), vocab)
         spread[:, torch.arange(probs.shape[-1]) + self.weights["d2t"]] = probs
         return spread
+
+
+def turned(x: Tensor, angles: Tensor, pairs: bool = False) -> Tensor:
+    """x [n, heads, dim] by angles [n, dim / 2]. pairs: dimensions 2 i and 2 i + 1 turn together, else i and i + dim / 2."""
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = (x[..., ::2], x[..., 1::2]) if pairs else x.chunk(2, -1)
+    found = a * cos - b * sin, b * cos + a * sin
+    return torch.stack(found, -1).flatten(-2) if pairs else torch.cat(found, -1)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, unseen: Tensor | None = None) -> Tensor:
+    """[n, heads * dim] of q, k, v [n, heads, dim]; unseen: [queries, keys]."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if unseen is not None:
+        scores = scores.masked_fill(unseen, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)

@@ -31,34 +31,18 @@ class Shapes:
 
     def llama(self, **more: Any) -> dict[str, Any]:
         return {
-            "model_type": "llama",
-            "hidden_size": self.hidden,
-            "intermediate_size": INNER,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "num_hidden_layers": 1,
-            "rms_norm_eps": 1e-6,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": 2048,
-            "hidden_act": "silu",
-            "rope_theta": 10000.0,
-            **more,
-        }
-
-    def attention(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
-        return {
-            f"{prefix}q_proj.weight": (HEADS * HEAD_DIM, width),
-            f"{prefix}k_proj.weight": (KV_HEADS * HEAD_DIM, width),
-            f"{prefix}v_proj.weight": (KV_HEADS * HEAD_DIM, width),
-            f"{prefix}o_proj.weight": (self.hidden, HEADS * HEAD_DIM),
-        }
+            "model_type": "llama", "hidden_size": self.hidden, "intermediate_size": INNER, "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "vocab_size": self.vocab,
+            "max_position_embeddings": 2048, "hidden_act": "silu", "rope_theta": 10000.0, **more,
+        }  # fmt: skip
 
     def layer(self, prefix: str, width: int | None = None, *norms: str) -> dict[str, tuple[int, ...]]:
+        read = width or self.hidden
         return {
-            **self.attention(f"{prefix}self_attn.", width or self.hidden),
-            f"{prefix}mlp.gate_proj.weight": (INNER, self.hidden),
-            f"{prefix}mlp.up_proj.weight": (INNER, self.hidden),
+            f"{prefix}self_attn.q_proj.weight": (HEADS * HEAD_DIM, read),
+            **{f"{prefix}self_attn.{part}_proj.weight": (KV_HEADS * HEAD_DIM, read) for part in "kv"},
+            f"{prefix}self_attn.o_proj.weight": (self.hidden, HEADS * HEAD_DIM),
+            **{f"{prefix}mlp.{part}_proj.weight": (INNER, self.hidden) for part in ("gate", "up")},
             f"{prefix}mlp.down_proj.weight": (self.hidden, INNER),
             **{f"{prefix}{norm}.weight": (self.hidden,) for norm in ("post_attention_layernorm", *norms)},
         }
