@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import small_networks
 import torch
 import transformers
 from native_only import native_only
@@ -32,9 +33,7 @@ def network(tied: bool = False, **sizes: int) -> transformers.LlamaConfig:
 
 
 def random_weights(program: Program) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    draw = {name: torch.rand(shape, dtype=torch.float32, generator=generator) for name, shape in program.weights.items()}
-    return {name: ((tensor - 0.5) / 8).bfloat16() for name, tensor in draw.items()}
+    return {name: tensor.bfloat16() for name, tensor in small_networks.random_weights(program).items()}
 
 
 @pytest.mark.parametrize("tied", [False, True])

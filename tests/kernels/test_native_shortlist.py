@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from native_ops import OF_PRECISIONS, each_isa
 from paged_batches import BLOCK_SIZE, Row, batch_of
-from small_networks import random_weights
+from small_networks import random_weights, small_program
 from torch import Tensor
 
 from foretoken.kernels import native
-from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.execution import Execution
-from foretoken.kernels.fuse import fuse
 from foretoken.kernels.layout import ChainOutput, Draws, RaggedBatch
 from foretoken.kernels.native import LONG_HEAD, NativeExecutor
 from foretoken.kernels.program import Program
@@ -31,11 +28,8 @@ each_execution = pytest.mark.parametrize("execution", OF_PRECISIONS.values(), id
 def model(request: pytest.FixtureRequest) -> Model:
     sizes: dict[str, Any] = {"hidden_size": 72, "intermediate_size": 112, "num_hidden_layers": 2, "vocab_size": VOCAB}
     sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 512}
-    if request.param == "tied":
-        config = transformers.Qwen3Config(**sizes, sliding_window=None, tie_word_embeddings=True)
-    else:
-        config = transformers.Gemma2Config(**sizes, tie_word_embeddings=False, final_logit_softcapping=5.0, query_pre_attn_scalar=24)
-    program = fuse(decoder_program(config))
+    family, head = ("qwen3", {}) if request.param == "tied" else ("gemma2", {"final_logit_softcapping": 5.0})
+    program = small_program(family, **sizes, **head, tie_word_embeddings=request.param == "tied")
     return program, random_weights(program, seed=1)
 
 

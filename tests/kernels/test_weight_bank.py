@@ -9,12 +9,13 @@ import torch
 import transformers
 from native_only import native_only
 from paged_batches import Row, batch_of
+from small_networks import EMBEDDING, HEAD, between_tables, random_weights
 from torch import Tensor
 
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.native import NativeExecutor
-from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear, RMSNorm, TopK
+from foretoken.kernels.ops import ArgMax, GatherRows, Linear, TopK
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.transformers_model import ATTENTION, TransformersExecutor
@@ -23,7 +24,6 @@ from foretoken.kernels.weights import bind_program, load_program_executor
 
 WIDTH, VOCAB = 32, 96
 BEST = ArgMax(("logits",), ("argmax", "top"))
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 EXECUTIONS = [
     pytest.param(Execution(torch.float32, prefer_native=False), id="torch"),
     pytest.param(Execution(torch.bfloat16, prefer_native=False), id="torch bfloat16"),
@@ -32,19 +32,8 @@ EXECUTIONS = [
 ]
 
 
-def a_drafter(*shared: str, middle: str = "fc.weight") -> Program:
-    """The target's embedding and head around a product of its own."""
-    ops = (
-        Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), (middle,)), GatherRows(("h",), ("rows",)),
-        RMSNorm(("rows",), ("n",), "norm.weight", 1e-5), Linear(("n",), ("logits",), (HEAD,)), BEST,
-    )
-    shapes = {EMBEDDING: (VOCAB, WIDTH), middle: (WIDTH, WIDTH), "norm.weight": (WIDTH,), HEAD: (VOCAB, WIDTH)}
-    return Program(ops, shapes, (), {}, VOCAB, 64, (), "", "logits", BEST, shared=frozenset(shared))
-
-
-def random_weights(program: Program, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) / 4 for name, shape in program.weights.items()}
+def a_drafter(*shared: str) -> Program:
+    return between_tables(VOCAB, WIDTH, shared)
 
 
 def logits_of(executor: Executor) -> Tensor:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.proposers.config_entry import SpeculativeConfigError
-from foretoken.proposers.detection import detect_method
 
 Change = Callable[[dict[str, Tensor]], object]
 
@@ -153,12 +152,6 @@ def own_vocabulary(tensors: dict[str, Tensor]) -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path, name: str, change: Change | None, config: dict[str, Any], words: str) -> None:
     with pytest.raises(SpeculativeConfigError, match=words):
         write(tmp_path, name, change, **config).load()
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_layout_is_recognised_by_its_content(tmp_path: Path, name: str) -> None:
-    drafter = write(tmp_path, name)
-    assert detect_method(str(drafter.folder)) == drafter.method
 
 
 def test_a_mask_embedding_of_its_own_is_refused(tmp_path: Path) -> None:

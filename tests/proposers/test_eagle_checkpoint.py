@@ -38,12 +38,6 @@ def found(drafter: Drafter, **settings: Any) -> str:
     return "\n".join(drafter.load(**settings).found)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_layout_is_recognised_by_its_content(tmp_path: Path, name: str) -> None:
-    drafter = Drafter.write(PUBLISHED[name], tmp_path)
-    assert detect_method(str(drafter.folder)) == drafter.spec.kind
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

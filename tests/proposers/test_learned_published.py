@@ -21,6 +21,7 @@ from foretoken.kernels.execution import Execution
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.proposers.base import Draw
+from foretoken.proposers.detection import detect_method
 
 Drafter = eagle_checkpoints.Drafter | block_checkpoints.Drafter
 Write = Callable[[str], Drafter]
@@ -57,6 +58,12 @@ def test_guesses_are_the_references(make: Make, name: str, execution: Execution)
     check_steps(drafter, execution)
     wanted = NativeExecutor if execution is NATIVE else TorchExecutor
     assert {type(network) for network in drafter.bound} == {wanted}
+
+
+@pytest.mark.parametrize("name", [*eagle_checkpoints.PUBLISHED, *block_checkpoints.PUBLISHED])
+def test_every_layout_is_recognised_by_its_content(write: Write, name: str) -> None:
+    drafter = write(name)
+    assert detect_method(str(drafter.folder)) == drafter.method
 
 
 @pytest.mark.parametrize("name", ["eagle3", "z-lab"])

@@ -178,6 +178,10 @@ class Drafter(ReferencedDrafter):
     bound: list[Executor] = field(default_factory=list)
     target_config: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def method(self) -> str:
+        return self.spec.kind
+
     @classmethod
     def write(cls, published: Published, folder: Path, target: Target | None = None) -> Drafter:
         target = target or Target(published.spec)

@@ -1,6 +1,6 @@
 """Small random networks bound by hand, for tests of what runs a network: no folder, no checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,11 @@ from torch import Tensor
 
 from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.fuse import fuse
+from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear, RMSNorm
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import Kernels, TorchExecutor
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def random_weights(program: Program, seed: int = 0, device: str = "cpu") -> dict[str, Tensor]:
@@ -37,6 +40,17 @@ def small_network(
 ) -> TorchExecutor:
     program = small_program(family, **settings)
     return TorchExecutor(program, weights or random_weights(program, device=device), dtype, device=device, kernels=kernels)
+
+
+def between_tables(vocab: int, width: int, shared: Collection[str] = (), head: str = HEAD) -> Program:
+    """A drafter with a product and a norm of its own between an embedding and a head, which may be the target's."""
+    best = ArgMax(("logits",), ("argmax", "top"))
+    ops = (
+        Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), ("fc.weight",)), GatherRows(("h",), ("rows",)),
+        RMSNorm(("rows",), ("n",), "norm.weight", 1e-5), Linear(("n",), ("logits",), (head,)), best,
+    )  # fmt: skip
+    shapes = {EMBEDDING: (vocab, width), "fc.weight": (width, width), "norm.weight": (width,), head: (vocab, width)}
+    return Program(ops, shapes, (), {}, vocab, 64, (), "", "logits", best, shared=frozenset(shared))
 
 
 def made_difficult(weight: Tensor) -> Tensor:

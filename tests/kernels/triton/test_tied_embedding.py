@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decoding import ragged
-from small_networks import random_weights, small_program
+from small_networks import EMBEDDING, HEAD, between_tables, random_weights, small_program
 from torch import Tensor
 from triton_interpreter import DEVICE
 from young_heap import young_heap
@@ -16,7 +16,7 @@ from foretoken.kernels.execution import Execution, Quantization
 from foretoken.kernels.footprint import torch_weight_bytes
 from foretoken.kernels.int4 import Int4Matrix
 from foretoken.kernels.layout import Executor
-from foretoken.kernels.ops import ArgMax, Embed, GatherRows, Linear
+from foretoken.kernels.ops import Linear
 from foretoken.kernels.program import Program
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.torch_ops import MATRIX, ROWS
@@ -24,7 +24,7 @@ from foretoken.kernels.weights import bind_program
 
 VOCAB, WIDTH = 1232, 64  # no other weight is as large
 TABLE_BYTES = VOCAB * WIDTH * 2
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+OWN_BYTES = (WIDTH + 1) * WIDTH * 2  # of a drafter
 ON_GPU = Execution(torch.bfloat16, prefer_native=False, device="cuda" if DEVICE == "cuda" else "cpu:0")
 
 
@@ -33,15 +33,8 @@ def network(tied: bool, quantization: Quantization | None) -> tuple[Program, Exe
     return program, bind_program(program, random_weights(program), replace(ON_GPU, quantization=quantization))
 
 
-def a_drafter(head: str, middle: str = "fc.weight") -> Program:
-    """It has one product of its own between the target's embedding and head."""
-    best = ArgMax(("logits",), ("argmax", "top"))
-    ops = (
-        Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), (middle,)), GatherRows(("h",), ("rows",)),
-        Linear(("rows",), ("logits",), (head,)), best,
-    )
-    shapes = {EMBEDDING: (VOCAB, WIDTH), middle: (WIDTH, WIDTH), head: (VOCAB, WIDTH)}
-    return Program(ops, shapes, (), {}, VOCAB, 64, (), "", "logits", best, shared=frozenset({EMBEDDING, head}))
+def a_drafter(head: str) -> Program:
+    return between_tables(VOCAB, WIDTH, (EMBEDDING, head), head)
 
 
 def never() -> Tensor:
@@ -104,10 +97,10 @@ def test_drafters_read_the_targets_tables(tied: bool, quantization: Quantization
     _, executor = network(tied, None)
     before = tables()
     program = a_drafter(EMBEDDING if tied else HEAD)
-    own = {"fc.weight": torch.randn(WIDTH, WIDTH)}
+    own = {"fc.weight": torch.randn(WIDTH, WIDTH), "norm.weight": torch.ones(WIDTH)}
     drafter = bind_program(program, own, replace(ON_GPU, quantization=quantization, narrow_head=True), executor.bank)
     assert drafter.bank is executor.bank and tables() == before
-    assert torch_weight_bytes(program, ON_GPU) == 2 * WIDTH * WIDTH
+    assert torch_weight_bytes(program, ON_GPU) == OWN_BYTES
 
 
 def test_a_drafter_of_its_own_table_keeps_that_once() -> None:
@@ -116,4 +109,4 @@ def test_a_drafter_of_its_own_table_keeps_that_once() -> None:
     target = network(True, None)[1]
     drafter = bind_program(program, random_weights(program), ON_GPU, target.bank)
     assert drafter.bank is target.bank and len(tables() - before) == 2, "the target's and its own"
-    assert torch_weight_bytes(program, ON_GPU) == TABLE_BYTES + 2 * WIDTH * WIDTH
+    assert torch_weight_bytes(program, ON_GPU) == TABLE_BYTES + OWN_BYTES
