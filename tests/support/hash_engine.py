@@ -29,7 +29,7 @@ CONTEXT, BLOCK_SIZE, NUM_BLOCKS = 256, 4, 400
 def hash_core(
     vocab_size: int, proposers: ProposerSet, speculative: SpeculativeConfig, scheduling: SchedulerConfig, num_blocks: int = NUM_BLOCKS,
     new_detokenizer: Callable[[Request], Any] = lambda r: None,
-) -> EngineCore:  # fmt: skip
+) -> EngineCore:
     model: Any = HashModel(vocab_size)
     kv = KVCache(num_blocks, BLOCK_SIZE, "hash", True)
     controller = Controller(speculative, tuple(ProposerInfo(one.name, one.max_tokens) for one in proposers.proposers))

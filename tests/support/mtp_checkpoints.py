@@ -50,14 +50,14 @@ _SIZES: dict[str, Any] = {
 }
 _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
-}  # fmt: skip
+}
 _HEADS: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 32,
-}  # fmt: skip
+}
 _YARN: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7, "mscale_all_dim": 1.1,
-}  # fmt: skip
+}
 _SPACE: dict[str, Any] = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
 
 
@@ -71,7 +71,7 @@ def _gated(config: type[Any], **settings: Any) -> Callable[[], Any]:
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "layer_types": ["linear_attention", "full_attention"], "mtp_num_hidden_layers": 1,
         "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
-    }  # fmt: skip
+    }
     sizes = _SIZES if "shared_expert_intermediate_size" not in settings else {k: v for k, v in _SIZES.items() if k != "intermediate_size"}
     return lambda: config(**sizes, **_HEADS, **delta, **settings)
 
@@ -99,7 +99,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         transformers.NemotronHConfig, **_EXPERTS, **_SPACE, **_HEADS, layer_types=["linear_attention", "full_attention", "moe"],
         layer_norm_epsilon=1e-3, moe_shared_expert_intermediate_size=24, moe_latent_size=24, routed_scaling_factor=1.5,
     ),
-}  # fmt: skip
+}
 GATED: dict[str, Callable[[], Any]] = {
     "qwen3_next": _gated(transformers.Qwen3NextConfig, **_SHARED),
     "qwen3_5": _gated(transformers.Qwen3_5TextConfig),

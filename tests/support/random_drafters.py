@@ -34,7 +34,7 @@ class Shapes:
             "model_type": "llama", "hidden_size": self.hidden, "intermediate_size": INNER, "num_attention_heads": HEADS,
             "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "vocab_size": self.vocab,
             "max_position_embeddings": 2048, "hidden_act": "silu", "rope_theta": 10000.0, **more,
-        }  # fmt: skip
+        }
 
     def layer(self, prefix: str, width: int | None = None, *norms: str) -> dict[str, tuple[int, ...]]:
         read = width or self.hidden

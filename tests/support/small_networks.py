@@ -48,7 +48,7 @@ def between_tables(vocab: int, width: int, shared: Collection[str] = (), head: s
     ops = (
         Embed((), ("e",), EMBEDDING), Linear(("e",), ("h",), ("fc.weight",)), GatherRows(("h",), ("rows",)),
         RMSNorm(("rows",), ("n",), "norm.weight", 1e-5), Linear(("n",), ("logits",), (head,)), best,
-    )  # fmt: skip
+    )
     shapes = {EMBEDDING: (vocab, width), "fc.weight": (width, width), "norm.weight": (width,), head: (vocab, width)}
     return Program(ops, shapes, (), {}, vocab, 64, (), "", "logits", best, shared=frozenset(shared))
 
