@@ -50,6 +50,21 @@ def test_tree_tokens_are_rotated_by_position(pairs: dict[str, Pair], name: str) 
         assert_near(logits[i], pairs[name].expect(prompt + path).logits[0, -1])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_chain_is_repeated_argmax(pairs: dict[str, Pair], name: str) -> None:
+    executor, prompts = pairs[name].executor, [tokens(6, 9), tokens(7, 5)]
+    stepping = Decoding(executor, num_rows=2)
+    output, expected = stepping.feed(prompts), []
+    chosen = output.argmax[[8, 13]]
+    for _ in range(4):
+        expected.append(chosen)
+        chosen = stepping.feed([[int(token)] for token in chosen]).argmax
+    decoding = Decoding(executor, num_rows=2)
+    chain = executor.run_chain(decoding.batch(prompts, all_logits=False), decoding.kv, torch.tensor([4, 2]))
+    assert chain.token_ids[0].tolist() == [int(step[0]) for step in expected]
+    assert chain.token_ids[1, :2].tolist() == [int(step[1]) for step in expected[:2]]
+
+
 def test_a_pass_may_want_no_logits(pairs: dict[str, Pair]) -> None:
     executor, prompt = pairs["qwen3"].executor, tokens(10)
     decoding = Decoding(executor)
