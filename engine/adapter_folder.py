@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..kernels.program import RowsOf
 from ..kernels.record import record
+from ..kernels.stored_tensors import WeightError, read_tensors, rows_of
 from ..kernels.text_names import text_name
-from ..kernels.weights import WeightError, check_finite, read_tensors, rows_of
+from ..kernels.weights import check_finite
 from .errors import ModelLoadError
 from .model_folder import ADAPTER, read_json, require_files
 

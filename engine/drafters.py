@@ -21,7 +21,8 @@ from ..kernels.native import NotLowered
 from ..kernels.program import Program
 from ..kernels.quantised_checkpoint import read_quantisation
 from ..kernels.rope import UnsupportedModel
-from ..kernels.weights import WeightError, bind_program, read_tensors, text_tensors
+from ..kernels.stored_tensors import WeightError, read_tensors, text_tensors
+from ..kernels.weights import bind_program
 from ..proposers import load, open_all
 from ..proposers.config import (
     DraftModelConfig,

@@ -115,15 +115,8 @@ def load_executor(
     from ..kernels.decoder import decoder_program, supports
     from ..kernels.families import FAMILIES
     from ..kernels.rope import UnsupportedModel
-    from ..kernels.weights import (
-        WeightError,
-        check_finite,
-        has_own_head,
-        load_program_executor,
-        read_tensors,
-        text_tensors,
-        with_widths_of,
-    )
+    from ..kernels.stored_tensors import WeightError, read_tensors, text_tensors
+    from ..kernels.weights import check_finite, has_own_head, load_program_executor, with_widths_of
 
     limit = config.max_model_len
     try:
@@ -186,7 +179,8 @@ def _check_length(max_model_len: int | None, limit: int, folder: Path) -> None:
 
 def _require_memory(config: ModelConfig, plan: NetworkPlan, tensors: Mapping[str, Tensor], room: AdapterRoom | None) -> None:
     """Refuse what would be killed, or swap for ever, long before its weights are loaded. Reads shapes only."""
-    from ..kernels.weights import draft_layer_names, shape_of
+    from ..kernels.stored_tensors import shape_of
+    from ..kernels.weights import draft_layer_names
 
     cache, tokens = 0, 0
     if plan.program is None:

@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig
 
 from ..kernels.gguf_files import gguf_files
 from ..kernels.model_config import read_model_config
-from ..kernels.weights import WeightError, check_finite, read_tensors, shape_of
+from ..kernels.stored_tensors import WeightError, read_tensors, shape_of
+from ..kernels.weights import check_finite
 from .config_entry import MAX_NUM_SPECULATIVE_TOKENS, SpeculativeConfigError
 from .detection import nested, read_config
 from .pickles import only_pickles

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.weights import read_tensors, text_tensors
+from ..kernels.stored_tensors import read_tensors, text_tensors
 from .checkpoint import check_token_map
 from .config_entry import SpeculativeConfigError
 from .draft_tensors import DraftTensors

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..kernels.program import Program
-from ..kernels.weights import is_part_of, rows_of
+from ..kernels.stored_tensors import rows_of
+from ..kernels.weights import is_part_of
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 

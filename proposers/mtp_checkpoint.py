@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..kernels.weights import WeightError, draft_layer_names, named, read_tensors
+from ..kernels.stored_tensors import WeightError, named, read_tensors
+from ..kernels.weights import draft_layer_names
 from .checkpoint import Checkpoint
 from .config_entry import SpeculativeConfigError
 from .detection import nested, read_config, tensor_shapes

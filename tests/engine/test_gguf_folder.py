@@ -18,7 +18,7 @@ from foretoken.engine.errors import ModelLoadError
 from foretoken.engine.gguf_tokenizer import tokenizer_files
 from foretoken.engine.model import load_model
 from foretoken.engine.model_folder import find_folder, weight_files
-from foretoken.kernels.weights import read_tensors
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.proposers.training.reading import DataError
 from foretoken.server.train.head import load_target
 

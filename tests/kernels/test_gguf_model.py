@@ -14,7 +14,8 @@ from foretoken.engine.model import read_config
 from foretoken.engine.model_folder import find_folder, weight_files
 from foretoken.kernels.gguf_file import GgufError, GgufFile, GgufTensor
 from foretoken.kernels.quantised_checkpoint import read_quantisation
-from foretoken.kernels.weights import WeightError, network_program, read_tensors, sliced
+from foretoken.kernels.stored_tensors import WeightError, read_tensors, sliced
+from foretoken.kernels.weights import network_program
 
 LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0}
 NEAR = {"rope_type": "default", "rope_theta": 100.0}

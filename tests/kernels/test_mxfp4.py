@@ -10,7 +10,8 @@ from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.quantised_formats import fp4
-from foretoken.kernels.weights import WeightError, load_program_executor
+from foretoken.kernels.stored_tensors import WeightError
+from foretoken.kernels.weights import load_program_executor
 
 REFERENCE = Execution(prefer_native=False)
 

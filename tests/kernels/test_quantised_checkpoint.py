@@ -16,7 +16,8 @@ from tiny_models import random_model, tiny_config
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.model_config import read_model_config
 from foretoken.kernels.quantised_checkpoint import Quantisation, UnsupportedQuantisation, plain, read_quantisation
-from foretoken.kernels.weights import WeightError, load_program_executor, read_tensors, shape_of
+from foretoken.kernels.stored_tensors import WeightError, read_tensors, shape_of
+from foretoken.kernels.weights import load_program_executor
 
 PROMPT = random_tokens(3, 12, 97)
 ROUNDED = {
@@ -79,7 +80,7 @@ def _quantise_experts(quantised: Path, plain: Path) -> None:
 
 def test_shapes_are_told_without_making_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantised, plain = twins(tmp_path, "llama", "w4a16")
-    monkeypatch.setattr("foretoken.kernels.weights.plain", lambda *parts: pytest.fail("numbers were made"))
+    monkeypatch.setattr("foretoken.kernels.stored_tensors.plain", lambda *parts: pytest.fail("numbers were made"))
     tensors, expected = (read_tensors([folder / "model.safetensors"]) for folder in (quantised, plain))
     assert {name: shape_of(tensors, name) for name in tensors} == {name: tuple(tensor.shape) for name, tensor in expected.items()}
 

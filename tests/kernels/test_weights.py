@@ -13,8 +13,9 @@ from foretoken.kernels.decoder import decoder_program
 from foretoken.kernels.execution import Execution, UnsupportedExecution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import RowsOf
+from foretoken.kernels.stored_tensors import WeightError, read_tensors, sliced
 from foretoken.kernels.text_names import text_names
-from foretoken.kernels.weights import WeightError, check_finite, check_tensors, load_program_executor, read_tensors, sliced
+from foretoken.kernels.weights import check_finite, check_tensors, load_program_executor
 
 REFERENCE = Execution(prefer_native=False)
 CONFIG = transformers.LlamaConfig(
