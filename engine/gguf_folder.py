@@ -6,13 +6,12 @@ It is made once and kept in the cache folder. The weights stay where they are. I
 import hashlib
 import json
 import re
-import shutil
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..kernels.gguf_files import FILES
-from .cache_folder import cache_folder
+from .cache_folder import cache_folder, written_whole
 from .errors import ModelLoadError
 from .gguf_tokenizer import ends, tokenizer_files
 
@@ -27,9 +26,21 @@ def gguf_folder(file: Path) -> Path:
     state = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in files]
     key = hashlib.sha256(repr((_VERSION, state)).encode()).hexdigest()[:12]
     folder = cache_folder() / "gguf" / f"{file.stem}-{key}"
-    if not (folder / "config.json").is_file():
-        _write(folder, _contents(files))
+    if not folder.is_dir():
+        contents = _contents(files)
+        try:
+            written_whole(folder, lambda made: _write(made, contents))
+        except OSError as error:
+            raise ModelLoadError(
+                f"{folder.parent} cannot be written ({error.strerror}), where a tokenizer and a config.json are made from a GGUF file: "
+                "name another folder in FORETOKEN_CACHE"
+            ) from error
     return folder
+
+
+def _write(folder: Path, contents: Mapping[str, Any]) -> None:
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def _parts(file: Path) -> list[Path]:
@@ -62,21 +73,3 @@ def _contents(files: list[Path]) -> dict[str, Any]:
         "generation_config.json": said,
         **(tokenizer or {}),
     }
-
-
-def _write(folder: Path, contents: dict[str, Any]) -> None:
-    """All of it or nothing, whoever else does the same."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        for name, content in contents.items():
-            (unfinished / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        if folder.exists():  # of a process that was killed, or another that is quicker
-            shutil.rmtree(unfinished)
-        else:
-            unfinished.rename(folder)
-    except OSError as error:
-        raise ModelLoadError(
-            f"{folder.parent} cannot be written ({error.strerror}), where a tokenizer and a config.json are made from a GGUF file: "
-            "name another folder in FORETOKEN_CACHE"
-        ) from error

@@ -34,8 +34,8 @@ _CUTS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), [{"type": "Digits", "individual_digits": True}, *_GPT2]),
 }
 _COMPOSED = ("qwen2", "qwen35")  # texts are brought into Unicode's form C first
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")  # a word that is a token is that, without merges
-_STARTED = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")  # by a first token, where a file does not say
+# A word that is a token is that, without merges; and texts begin with a first token where a file does not say.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "tekken")
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|return|>")
 
@@ -50,7 +50,7 @@ def tokenizer_files(values: Mapping[str, Any]) -> dict[str, Any] | None:
             parts = _sentencepiece(of)
         case _:
             return None
-    starts = of.get("add_bos_token", of.get("model") == "llama" or of.get("pre") in _STARTED)
+    starts = of.get("add_bos_token", of.get("model") == "llama" or of.get("pre") in _WHOLE_WORDS)
     first = of.token("bos_token_id") if starts else None
     special = {first: {"id": first, "ids": [of.get("bos_token_id")], "tokens": [first]}} if first is not None else {}
     beginning = [{"SpecialToken": {"id": first, "type_id": 0}}] if first is not None else []

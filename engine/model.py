@@ -125,8 +125,7 @@ def load_executor(
             decoder_program(hf_config)  # if it has a setting that is not known this raises, and says which
         refuse_layers(hf_config, is_program)
         _check_length(limit, max_positions(hf_config), folder)
-        files = weight_files(folder)
-        tensors = read_tensors(files)
+        tensors = read_tensors(weight_files(folder))
         if has_own_head(hf_config, text_tensors(tensors)):
             hf_config.tie_word_embeddings = False
         plan = plan_network(config, hf_config, native_quantization, read_quantisation(folder))
@@ -141,7 +140,7 @@ def load_executor(
         if plan.program is not None:
             if room is not None:
                 adapters = AdapterBank.of(plan.program, room, plan.execution.dtype, plan.execution.device)
-            executor = load_program_executor(files, hf_config, plan.execution, limit, progress, bank, adapters)
+            executor = load_program_executor(tensors, hf_config, plan.execution, limit, progress, bank, adapters)
         else:
             from ..kernels.transformers_model import TransformersExecutor, refuse_unsupported  # which takes seconds
 

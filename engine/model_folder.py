@@ -55,7 +55,8 @@ def find_folder(
     if is_dir:
         if not os.access(path, os.R_OK | os.X_OK):
             raise ModelLoadError(_unreadable(path, "Permission denied"))
-        return path if (path / "config.json").exists() else _of_gguf(path, "") or path
+        is_whole = files is not None or (path / "config.json").exists()
+        return path if is_whole else _of_gguf(path, "") or path
     if is_file:
         if path.suffix == ".gguf":
             return gguf_folder(path)
@@ -64,7 +65,8 @@ def find_folder(
         raise ModelLoadError(f"there is no folder {model}")
     hub_id, _, kind = model.partition(":")
     if kind:
-        folder = _fetch(hub_id, revision, progress, [pattern for name in (kind, kind.upper()) for pattern in _patterns(name)], None)
+        spelled = {kind, kind.upper(), kind.lower()}
+        folder = _fetch(hub_id, revision, progress, [f"*{name}*{end}" for name in spelled for end in (".gguf", "/*.gguf")], None)
         if (found := _of_gguf(folder, kind)) is None:
             raise ModelLoadError(f"{hub_id} has no GGUF file on the Hugging Face hub whose name has {kind} in it")
         return found
@@ -94,10 +96,6 @@ def embedded(model: str) -> Path:
 
 
 _NO_MODEL = re.compile(r"^mmproj|-(?!00001)\d{5}-of-\d{5}\.gguf$")  # what reads images, and all but the first part of several
-
-
-def _patterns(kind: str) -> list[str]:
-    return [f"*{kind}*.gguf", f"*{kind}*/*.gguf"]
 
 
 def _of_gguf(folder: Path, kind: str) -> Path | None:

@@ -20,6 +20,7 @@ _FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 _NUMBERS: dict[int, str] = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIifBQqd", strict=True))  # type -> struct's letter
 FLOAT32 = 0
 _PLAIN = {FLOAT32: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_NOT_WEIGHTS = ("Q8_1", "Q8_K", "Q1_0", "I8", "I16", "I32", "I64", "F64")  # what the gguf package does not make plain
 _SLICE = 2**19  # weights made plain at a time: what that takes beside them stays in a core's cache
 _MOST = 2**20  # more keys, tensors or dimensions than any file has: a damaged count
 
@@ -41,6 +42,11 @@ class GgufTensor:
         return self.type not in _PLAIN
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of what `plain` gives."""
+        return _PLAIN.get(self.type, torch.float32)
+
+    @property
     def bits(self) -> float:
         """A weight's, with its share of the scales."""
         return len(self.data) * 8 / max(math.prod(self.shape), 1)
@@ -51,7 +57,7 @@ class GgufTensor:
         if index is not None:
             data, shape = data.reshape(shape[0], -1)[index], shape[1:]
         if not self.is_quantised:
-            return torch.from_numpy(data).view(_PLAIN[self.type]).view(shape)
+            return torch.from_numpy(data).view(self.dtype).view(shape)
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -112,7 +118,10 @@ class _Header:
     def _tensor(self, start: int, type: int, shape: tuple[int, ...]) -> GgufTensor:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(type)]
+        kind = GGMLQuantizationType(type)
+        if kind.name in _NOT_WEIGHTS:
+            raise ValueError(f"it has numbers of type {kind.name}, which are not read")
+        block, size = GGML_QUANT_SIZES[kind]
         end = start + math.prod(shape) // block * size
         if end > len(self._data):
             raise ValueError(f"it ends at byte {len(self._data):,}, and a tensor at {end:,}")

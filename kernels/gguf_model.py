@@ -7,7 +7,7 @@ add one.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,39 +47,14 @@ _ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factor
 _PARTS = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 
 
-@dataclass(frozen=True)
-class _Architecture:
-    model_type: str
-    class_name: str
-    names: Mapping[str, str] = field(default_factory=dict)  # beside and instead of the usual, of a part or of one of its tensors
-    pairs_side_by_side: bool = False  # rotary pairs of queries and keys
-    norms_plus_one: bool = False
-
-
-_ARCHITECTURES = {
-    "llama": _Architecture("llama", "Llama", pairs_side_by_side=True),
-    "smollm3": _Architecture("smollm3", "SmolLM3", pairs_side_by_side=True),
-    "granite": _Architecture("granite", "Granite", pairs_side_by_side=True),
-    "qwen2": _Architecture("qwen2", "Qwen2"),
-    "qwen3": _Architecture("qwen3", "Qwen3"),
-    "qwen3moe": _Architecture("qwen3_moe", "Qwen3Moe"),
-    "gpt-oss": _Architecture("gpt_oss", "GptOss", _GPT_OSS),
-    "phi3": _Architecture("phi3", "Phi3", {"ffn_up": "mlp.gate_up_proj"}),
-    "gemma": _Architecture("gemma", "Gemma", norms_plus_one=True),
-    "gemma2": _Architecture("gemma2", "Gemma2", _FOUR_NORMS, norms_plus_one=True),
-    "gemma3": _Architecture("gemma3_text", "Gemma3", _FOUR_NORMS, norms_plus_one=True),
-}
-
-
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """What config.json would say of this model. Raises GgufError for one that is not read."""
     settings = _Settings(file)
     name = str(file.values.get("general.architecture"))
     architecture = _ARCHITECTURES.get(name)
-    if architecture is None or settings.get("expert_count") and name not in ("qwen3moe", "gpt-oss"):
+    if architecture is None or (settings.get("expert_count") and not architecture.has_experts):
         what = f"a {name} with experts" if architecture else f"architecture {name}"
         raise GgufError(f"{file.path} has {what}, which is read from safetensors only; of GGUF files {', '.join(_ARCHITECTURES)} are read")
-    has_output = "output.weight" in file.tensors
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "architectures": [f"{architecture.class_name}ForCausalLM"],
@@ -91,13 +66,13 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": settings.heads["k"],
         "max_position_embeddings": settings["context_length"],
         "rms_norm_eps": settings["attention.layer_norm_rms_epsilon"],
-        "tie_word_embeddings": not has_output,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
         "head_dim": settings.head_dim,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "rope_parameters": settings.rotary(),
         "dtype": "bfloat16",
     }
-    config |= _OWN_SETTINGS.get(name, lambda settings: {})(settings)
+    config |= architecture.own(settings)
     if bits := _bits(file):
         config["quantization_config"] = {"quant_method": "gguf", "bits": bits}
     return config
@@ -266,14 +241,29 @@ def _gemma3(settings: _Settings) -> dict[str, Any]:
     }
 
 
-_OWN_SETTINGS = {
-    "granite": _granite,
-    "qwen3moe": _qwen3_moe,
-    "gpt-oss": _gpt_oss,
-    "phi3": _phi3,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
+@dataclass(frozen=True)
+class _Architecture:
+    model_type: str
+    class_name: str
+    own: Callable[[_Settings], dict[str, Any]] = lambda settings: {}  # settings beside the usual, and instead of them
+    names: Mapping[str, str] = field(default_factory=dict)  # the same of names, of a part or of one of its tensors
+    pairs_side_by_side: bool = False  # rotary pairs of queries and keys
+    norms_plus_one: bool = False
+    has_experts: bool = False
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("llama", "Llama", pairs_side_by_side=True),
+    "smollm3": _Architecture("smollm3", "SmolLM3", pairs_side_by_side=True),
+    "granite": _Architecture("granite", "Granite", _granite, pairs_side_by_side=True),
+    "qwen2": _Architecture("qwen2", "Qwen2"),
+    "qwen3": _Architecture("qwen3", "Qwen3"),
+    "qwen3moe": _Architecture("qwen3_moe", "Qwen3Moe", _qwen3_moe, has_experts=True),
+    "gpt-oss": _Architecture("gpt_oss", "GptOss", _gpt_oss, _GPT_OSS, has_experts=True),
+    "phi3": _Architecture("phi3", "Phi3", _phi3, {"ffn_up": "mlp.gate_up_proj"}),
+    "gemma": _Architecture("gemma", "Gemma", _gemma, norms_plus_one=True),
+    "gemma2": _Architecture("gemma2", "Gemma2", _gemma2, _FOUR_NORMS, norms_plus_one=True),
+    "gemma3": _Architecture("gemma3_text", "Gemma3", _gemma3, _FOUR_NORMS, norms_plus_one=True),
 }
 
 

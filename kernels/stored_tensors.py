@@ -204,7 +204,7 @@ class _GgufTensors(Tensors):
         return self._weights.plain(name)
 
     def without_numbers_of(self, name: str) -> Tensor:
-        return torch.empty(self._weights.shape(name), dtype=torch.float32, device="meta")
+        return torch.empty(self._weights.shape(name), dtype=self._names[name][0].dtype, device="meta")
 
     def is_quantised(self, name: str) -> bool:
         return name in self._names and self._names[name][0].is_quantised

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from .stored_tensors import (
     WeightError,
     is_quantised,
     named,
-    read_tensors,
     shape_of,
     sliced,
     text_tensors,
@@ -53,7 +51,7 @@ def network_program(
 
 
 def load_program_executor(
-    files: Sequence[Path],
+    tensors: Mapping[str, Tensor],
     hf_config: PreTrainedConfig,
     execution: Execution,
     max_model_len: int | None = None,
@@ -63,13 +61,13 @@ def load_program_executor(
 ) -> Executor:
     """The network of a checkpoint, ready to run: natively where that is possible and preferred, else in torch.
 
-    bank: of a network of the same files, of which hf_config may ask for fewer layers. What it has in the same format is kept once.
-    adapters: that its rows may have.
+    tensors: as `read_tensors` gives them. bank: of a network of the same files, of which hf_config may ask for fewer layers. What it has
+    in the same format is kept once. adapters: that its rows may have.
     Raises WeightError, UnsupportedModel where supports() is False, UnsupportedExecution for formats that would need the
-    native executor. Weights are read one by one, and nothing of the files stays mapped.
+    native executor. Weights are read one by one, and the network keeps nothing of the files.
     """
     program = network_program(hf_config, max_model_len, execution.dtype)
-    tensors = text_tensors(read_tensors(files))
+    tensors = text_tensors(tensors)
     if execution.as_stored:
         program = with_widths_of(tensors, program)
     if HEAD in tensors and EMBEDDING not in tensors and HEAD not in program.weights:

@@ -5,7 +5,6 @@ Speed depends on shapes alone, so nothing is downloaded. Knows no executor.
 
 import json
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...kernels.decoder import decoder_program
+from ..cache_folder import written_whole
 from ..config import DEMO_MODEL
 from ..model_folder import find_folder
 
@@ -157,13 +157,7 @@ def _save_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def _made(folder: Path, write: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
-    """The folder, written in one go: an interrupted run leaves no half model behind."""
     if not folder.is_dir():
         progress(f"making {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / folder.name
-            made.mkdir()
-            write(made)
-            made.rename(folder)
+        written_whole(folder, write)
     return folder

@@ -163,6 +163,7 @@ from pathlib import Path
 import torch, transformers
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.native import resident_bytes
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.kernels.weights import load_program_executor, network_program
 
 def anonymous():
@@ -183,7 +184,7 @@ before = peak = anonymous()
 watching = True
 thread = threading.Thread(target=watch)
 thread.start()
-executor = load_program_executor([folder / "model.safetensors"], config, execution)
+executor = load_program_executor(read_tensors([folder / "model.safetensors"]), config, execution)
 watching = False
 thread.join()
 print(packed, peak - before)

@@ -7,14 +7,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_models import save_gguf
+from gguf_models import save_gguf, write
 from tiny_models import random_model, tiny_config
 
 from foretoken.engine.model import read_config
 from foretoken.engine.model_folder import find_folder, weight_files
 from foretoken.kernels.gguf_file import GgufError, GgufFile, GgufTensor
 from foretoken.kernels.quantised_checkpoint import read_quantisation
-from foretoken.kernels.stored_tensors import WeightError, read_tensors, sliced
+from foretoken.kernels.stored_tensors import WeightError, read_tensors, sliced, without_numbers
 from foretoken.kernels.weights import network_program
 
 LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0}
@@ -52,11 +52,6 @@ MODELS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
      {"attention.sliding_window": 6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base": 1000.0,
       "rope.freq_base_swa": 100.0}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
 
 
 def folder_of(file: Path) -> Path:
@@ -113,6 +108,7 @@ def test_how_wide_the_layers_are(tmp_path: Path, type: str, bits: int | None):
     assert (found and found.bits) == bits
     name = "model.layers.1.mlp.experts.4.up_proj.weight"
     tensors, whole = read_tensors([file]), read_tensors(weight_files(tmp_path / "folder"))
+    assert without_numbers(tensors, name).dtype == tensors[name].dtype  # whose bytes are told while it is read
     assert relative_error(tensors[name].float(), whole[name]) < {"Q8_0": 0.01, "Q4_0": 0.12, "F16": 0.001}[type]
 
 
@@ -135,6 +131,11 @@ def test_damage_is_told(tmp_path: Path):
             GgufFile([file])  # what is changed may be a text, or a number that may be so
         except GgufError as error:
             assert str(file) in str(error)
+    writer = gguf.GGUFWriter(tmp_path / "integers.gguf", "llama")
+    writer.add_tensor("x", np.zeros(4, np.int32))
+    write(writer)
+    with pytest.raises(GgufError, match="numbers of type I32, which are not read"):
+        GgufFile([tmp_path / "integers.gguf"])
     (tmp_path / "half.gguf").write_bytes(whole[:-100])
     with pytest.raises(WeightError, match="half.gguf is no GGUF file.*it ends at byte"):
         read_tensors([tmp_path / "half.gguf"])

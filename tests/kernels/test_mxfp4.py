@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.quantised_formats import fp4
-from foretoken.kernels.stored_tensors import WeightError
+from foretoken.kernels.stored_tensors import WeightError, read_tensors
 from foretoken.kernels.weights import load_program_executor
 
 REFERENCE = Execution(prefer_native=False)
@@ -33,7 +33,7 @@ def test_experts_in_mxfp4_are_decoded_when_they_are_asked_for(tmp_path: Path) ->
     config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     config.save_pretrained(tmp_path)
     prompt = random_tokens(1, 20, 97)
-    executor = load_program_executor([tmp_path / "model.safetensors"], config, REFERENCE)
+    executor = load_program_executor(read_tensors([tmp_path / "model.safetensors"]), config, REFERENCE)
     assert_near(Decoding(executor).feed([prompt]).logits, model(torch.tensor([prompt])).logits[0])
     for kind, phrase in (("blocks", "missing: .*experts.down_proj"), ("scales", r"down_proj cannot be read as config.json says")):
         name = f"model.layers.1.mlp.experts.down_proj_{kind}"
@@ -42,4 +42,4 @@ def test_experts_in_mxfp4_are_decoded_when_they_are_asked_for(tmp_path: Path) ->
             changed[name] = added[name][..., :2].contiguous()
         save_file(tensors | changed, tmp_path / "other.safetensors")
         with pytest.raises(WeightError, match=phrase):
-            load_program_executor([tmp_path / "other.safetensors"], config, REFERENCE)
+            load_program_executor(read_tensors([tmp_path / "other.safetensors"]), config, REFERENCE)

@@ -31,7 +31,7 @@ FAST = ("fp8", "w4a16-asymmetric", "awq", "gptq")
 
 def logits(folder: Path, family: str) -> torch.Tensor:
     execution = Execution(torch.float32, prefer_native=False)
-    executor = load_program_executor([folder / "model.safetensors"], read_model_config(folder, family), execution)
+    executor = load_program_executor(read_tensors([folder / "model.safetensors"]), read_model_config(folder, family), execution)
     found = Decoding(executor).feed([PROMPT]).logits
     assert found is not None
     return found

@@ -17,6 +17,7 @@ from foretoken.kernels.layout import Executor
 from foretoken.kernels.native import NativeExecutor
 from foretoken.kernels.ops import ArgMax, GatherRows, Linear, TopK
 from foretoken.kernels.program import Program
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.kernels.torch_executor import TorchExecutor
 from foretoken.kernels.transformers_model import ATTENTION, TransformersExecutor
 from foretoken.kernels.weight_bank import WeightBank
@@ -85,9 +86,9 @@ def test_networks_of_one_checkpoint_keep_common_layers_once(execution: Execution
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     files = [tmp_path / "model.safetensors"]
-    target = load_program_executor(files, config, execution)
+    target = load_program_executor(read_tensors(files), config, execution)
     config.num_hidden_layers = 2
-    draft = load_program_executor(files, config, execution, bank=target.bank)
+    draft = load_program_executor(read_tensors(files), config, execution, bank=target.bank)
     assert len(draft.kv_layers) == 2
 
     assert isinstance(draft, NativeExecutor | TorchExecutor)

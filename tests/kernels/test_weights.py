@@ -44,7 +44,7 @@ def change(folder: Path, tensors: Mapping[str, torch.Tensor | None]) -> None:
 
 
 def load(folder: Path) -> Executor:
-    return load_program_executor([folder / "model.safetensors"], CONFIG, REFERENCE)
+    return load_program_executor(read_tensors([folder / "model.safetensors"]), CONFIG, REFERENCE)
 
 
 def test_shards_and_a_single_file_hold_the_same_tensors(folder: Path) -> None:
@@ -105,13 +105,13 @@ def test_looking_for_damage_copies_nothing(folder: Path) -> None:
 def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("foretoken.kernels.weights.PROGRESS_INTERVAL_S", 0.0)
-    load_program_executor([folder / "model.safetensors"], CONFIG, REFERENCE, progress=lines.append)
+    load_program_executor(read_tensors([folder / "model.safetensors"]), CONFIG, REFERENCE, progress=lines.append)
     assert len(lines) == len(load_file(folder / "model.safetensors")) and lines[-1] == "weights: 0.0 of 0.0 GB"
 
 
 def test_narrow_formats_need_the_native_executor(folder: Path) -> None:
     with pytest.raises(UnsupportedExecution, match="int8 and int4 need the native executor: "):
-        load_program_executor([folder / "model.safetensors"], CONFIG, Execution(quantization="int8", prefer_native=False))
+        load_program_executor(read_tensors([folder / "model.safetensors"]), CONFIG, Execution(quantization="int8", prefer_native=False))
 
 
 @pytest.mark.parametrize("family", [family for family in WITH_EXPERTS if family not in ("gpt_oss", "gemma4_moe")])
@@ -134,7 +134,7 @@ def test_missing_and_misshapen_wholes_have_the_names_of_the_checkpoint(tmp_path:
     for tensor, told in ((None, f"missing: {name}$"), (whole[:-2], rf"{name} has shape \(126, 32\), but config.json asks for \(128, 32\)")):
         change(tmp_path, {name: tensor})
         with pytest.raises(WeightError, match=told):
-            load_program_executor([tmp_path / "model.safetensors"], config, REFERENCE)
+            load_program_executor(read_tensors([tmp_path / "model.safetensors"]), config, REFERENCE)
 
 
 def test_rows_of_several_weights_in_one() -> None:

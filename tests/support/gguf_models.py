@@ -54,11 +54,15 @@ def save_gguf(
         _add(writer, names, name, torch.stack(tensors).float(), type)
     for name, numbers in factors.items():
         writer.add_tensor(f"{name}.weight", np.array(numbers, np.float32))
+    write(writer)
+    return file
+
+
+def write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

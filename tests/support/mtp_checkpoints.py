@@ -24,6 +24,7 @@ from transformers.modeling_layers import MtpModel
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import mtp
 from foretoken.proposers.config import MtpConfig
@@ -158,7 +159,7 @@ class MtpTarget(ReferencedDrafter):
         return torch.stack(found)
 
     def load(self, execution: Execution = TORCH, **settings: Any) -> LoadedProposer:
-        network: Any = load_program_executor([self.folder / "model.safetensors"], self.hf_config, execution)
+        network: Any = load_program_executor(read_tensors([self.folder / "model.safetensors"]), self.hf_config, execution)
 
         def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
             self.bound.append(bind_program(program, weights, execution, network.bank))

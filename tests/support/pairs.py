@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from foretoken.kernels.decoder import text_half
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import Executor
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.kernels.weights import load_program_executor
 
 TORCH_FLOAT32 = Execution(torch.float32, prefer_native=False)
@@ -37,7 +38,7 @@ class Pair:
     @staticmethod
     def load(folder: Path, execution: Execution = TORCH_FLOAT32, max_model_len: int | None = None) -> Executor:
         saved = text_half(transformers.AutoConfig.from_pretrained(folder))
-        return load_program_executor(list(folder.glob("*.safetensors")), saved, execution, max_model_len)
+        return load_program_executor(read_tensors(list(folder.glob("*.safetensors"))), saved, execution, max_model_len)
 
     @torch.no_grad()
     def expect(self, token_ids: list[int]) -> Any:

@@ -20,6 +20,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, PretrainedCo
 
 from foretoken.kernels.layout import Executor
 from foretoken.kernels.program import Program
+from foretoken.kernels.stored_tensors import read_tensors
 from foretoken.kernels.weights import bind_program, load_program_executor
 from foretoken.proposers import dflash
 from foretoken.proposers.config import BlockConfig
@@ -74,7 +75,7 @@ class TinyTarget:
     @cached_property
     def resources(self) -> Resources:
         hf_config: PretrainedConfig = AutoConfig.from_pretrained(self.folder)
-        network = load_program_executor([self.folder / "model.safetensors"], hf_config, TORCH)
+        network = load_program_executor(read_tensors([self.folder / "model.safetensors"]), hf_config, TORCH)
 
         def bind(program: Program, weights: Mapping[str, Tensor], quantization: str | None) -> Executor:
             return bind_program(program, weights, TORCH, network.bank)
