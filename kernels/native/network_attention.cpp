@@ -42,8 +42,8 @@ bool Network::is_frozen(const Op& op) const {
 
 // If all threads keep in step.
 int Network::first_unit(const AttentionPlan& plan, int thread) const {
-  const uint32_t threads = uint32_t(workers_.size()), units = uint32_t(plan.num_units());
-  return int(std::min(uint32_t(thread) * ThreadPool::share(units, deal_of(batch_.num_tokens), threads).reserved, units - 1));
+  const auto units = uint32_t(plan.num_units());
+  return int(std::min(ThreadPool::instance().reserved(units, deal_of(batch_.num_tokens), thread).first, units - 1));
 }
 
 AttentionOp Network::attention_of(const Op& op, Worker& worker) const {

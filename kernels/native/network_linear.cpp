@@ -36,24 +36,19 @@ bool Network::prepares_together(const Op& op) const {
 
 // What is reserved of a linear for a thread.
 Network::Part Network::part_of(const Phase& panels, int thread) const {
-  const uint32_t units = ThreadPool::share(panels.units, panels.deal, uint32_t(workers_.size())).reserved;
+  const auto run = ThreadPool::instance().reserved(panels.units, panels.deal, thread);
   const PackedLinear& weights = weights_of(ops_[size_t(panels.first_op)]);
-  const int64_t bytes = units * unit_bytes(weights);
-  return {static_cast<const char*>(weights.weights) + thread * bytes, bytes};
+  return {static_cast<const char*>(weights.weights) + run.first * unit_bytes(weights), run.count * unit_bytes(weights)};
 }
 
 // If all threads keep in step. first: of the units of the run.
 ReadBehind Network::read_behind(const Phase& phase, uint32_t first, int thread) const {
-  const auto number = uint32_t(thread);
-  const auto share = ThreadPool::share(phase.units, phase.deal, uint32_t(workers_.size()));
-  if (!share.reserved || first != number * share.reserved) return {};
-  ReadBehind behind{};
-  if (number * share.run < share.shared) {
-    const PackedLinear& weights = weights_of(ops_[size_t(phase.first_op)]);
-    const uint32_t unit = phase.units - share.shared + number * share.run;
-    behind.panels = int(std::min(share.run, share.shared - number * share.run)) * kPanelsPerUnit;
-    behind.more = static_cast<const char*>(weights.weights) + unit * unit_bytes(weights);
-  }
+  const ThreadPool& pool = ThreadPool::instance();
+  const auto mine = pool.reserved(phase.units, phase.deal, thread);
+  if (!mine.count || first != mine.first) return {};
+  const PackedLinear& weights = weights_of(ops_[size_t(phase.first_op)]);
+  const auto more = pool.claimed_next(phase.units, phase.deal, thread);
+  ReadBehind behind{int(more.count) * kPanelsPerUnit, static_cast<const char*>(weights.weights) + more.first * unit_bytes(weights), nullptr};
   if (phase.next_panels >= 0) behind.then = part_of(phases_[size_t(phase.next_panels)], thread).begin;
   return behind;
 }

@@ -95,9 +95,9 @@ inline Vec power_of_2(Vec shifted) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// 2^(f + the integer), within 2e-7 for f up to a half; roughly: within 1.1e-4.
+// 2^f, within 2e-7 for f up to a half; roughly: within 1.1e-4.
 template <bool kRoughly = false>
-inline Vec exp2_of_parts(Vec f, Vec shifted) {
+inline Vec exp2_of_fraction(Vec f) {
   Vec p;
   if (kRoughly) {
     p = mul_add(splat(5.50090578e-2f), f, splat(0.242210975f));
@@ -108,12 +108,23 @@ inline Vec exp2_of_parts(Vec f, Vec shifted) {
     p = mul_add(p, f, splat(0.24022242f));
     p = mul_add(p, f, splat(0.693147f));
   }
-  return mul_add(p, f, splat(1.0f)) * power_of_2(shifted);
+  return mul_add(p, f, splat(1.0f));
+}
+// 2^(f + the integer)
+template <bool kRoughly = false>
+inline Vec exp2_of_parts(Vec f, Vec shifted) {
+  return exp2_of_fraction<kRoughly>(f) * power_of_2(shifted);
 }
 
 // 2^x for x up to 127, within 3e-7 or, roughly, 1.1e-4; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
 template <bool kRoughly = false>
 inline Vec exp2_of(Vec x) {
+#if FT_AMX  // where these two instructions take a third of the time off; of -inf the fraction is 0
+  if (kRoughly) {
+    const Vec f = _mm512_reduce_ps(x, 0);
+    return _mm512_scalef_ps(exp2_of_fraction<kRoughly>(f), x - f);
+  }
+#endif
   x = max_of(splat(-127.0f), x);  // a NaN in the second operand is passed on
   const Vec shifted = shifted_to_integer(x);
   return exp2_of_parts<kRoughly>(x - integer_of(shifted), shifted);

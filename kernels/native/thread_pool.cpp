@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <system_error>
 
@@ -52,6 +53,12 @@ class DefaultFloatMode {
 // from one counter took a tenth of a pass, a sixth of one token's.) The open part makes up for threads of unequal speed: an eighth of a
 // phase that takes long. Of one that is over soon, to come to terms over an eighth costs more: sixteen tokens of M2 took 5 % longer.
 constexpr uint32_t kOpenOfMost = 8, kOpenOfAll = 64;
+// A core that shares its units with a neighbour's thread, or its time, may be slower than the next by half, for seconds: of one token's pass
+// (M2 on two such cores) up to a sixth was waiting. So what is reserved follows what it took the last time: part of the way, and a
+// little at a time, for most of what holds a thread up once is over. Where nothing differs much nothing moves, and each core keeps its weights.
+constexpr double kFollows = 0.5, kMostMoved = 0.1, kIgnored = 0.03, kLeastPart = 0.25;  // of a thread's part; the last of an equal one
+constexpr uint32_t kWhole = 1 << 16;
+constexpr uint32_t kFineUnits = 8;  // a thread, for its part to be about what it should be
 constexpr int kPatience = 16;  // pauses after which somebody who has not come for his reservation is taken to be off his core
 
 // What is shared is claimed in so many runs by and by: long ones first, to end together.
@@ -81,10 +88,46 @@ ThreadPool& ThreadPool::instance() {
 
 ThreadPool::ThreadPool(int threads)
     : sizes_(new std::atomic<uint64_t>[kMaxPhases]()), phases_(new Phase[kMaxPhases]), num_threads_(threads) {
-  make_reservations();
+  begin_anew();
 }
 
-void ThreadPool::make_reservations() { reservations_.reset(new std::atomic<uint64_t>[size_t(num_threads_) * kMaxPhases]()); }
+void ThreadPool::begin_anew() {
+  const auto threads = size_t(num_threads_);
+  reservations_.reset(new std::atomic<uint64_t>[threads * kMaxPhases]());
+  spent_.reset(new Spent[threads]);
+  bounds_.reset(new std::atomic<uint32_t>[threads + 1]());
+  parts_.assign(threads, 1.0 / double(threads));
+  for (size_t t = 0; t <= threads; ++t) bounds_[t] = uint32_t(t * kWhole / threads);
+}
+
+// After a job: who took longer than others gets less.
+void ThreadPool::adapt() {
+  const auto threads = size_t(num_threads_);
+  bool is_complete = !was_helped_.load(std::memory_order_relaxed);
+  was_helped_.store(false, std::memory_order_relaxed);
+  std::vector<double>& wanted = wanted_;
+  double sum = 0.0;
+  wanted.resize(threads);
+  for (size_t t = 0; t < threads; ++t) {
+    const auto ticks = double(spent_[t].ticks.exchange(0, std::memory_order_relaxed));
+    is_complete = is_complete && ticks > 0.0;
+    sum += wanted[t] = parts_[t] / std::max(ticks, 1.0);
+  }
+  if (!is_complete) return;
+  bool differs = false;
+  for (size_t t = 0; t < threads; ++t) {
+    wanted[t] = std::max(wanted[t] / sum, kLeastPart / double(threads));
+    differs = differs || std::abs(wanted[t] / parts_[t] - 1.0) > kIgnored;
+  }
+  if (!differs) return;
+  sum = 0.0;
+  for (size_t t = 0; t < threads; ++t) sum += parts_[t] *= 1.0 + std::clamp(kFollows * (wanted[t] / parts_[t] - 1.0), -kMostMoved, kMostMoved);
+  double end = 0.0;
+  for (size_t t = 0; t < threads; ++t) {
+    end += parts_[t] /= sum;
+    bounds_[t + 1].store(uint32_t(end * kWhole + 0.5), std::memory_order_relaxed);
+  }
+}
 
 ThreadPool::Turn ThreadPool::take_turn() {
   Turn turn(turn_mutex_);
@@ -98,7 +141,7 @@ void ThreadPool::resize(int threads) {
   if (threads == num_threads_) return;
   stop_workers();
   num_threads_ = threads;
-  make_reservations();
+  begin_anew();
   start_workers();
 }
 
@@ -107,6 +150,7 @@ void ThreadPool::start_workers() {
     while (int(workers_.size()) + 1 < num_threads_) workers_.emplace_back(&ThreadPool::work, this, int(workers_.size()) + 1);
   } catch (const std::system_error&) {  // a container's limit, for example: fewer are slower, not wrong
     num_threads_ = int(workers_.size()) + 1;
+    begin_anew();
   }
 }
 
@@ -138,6 +182,7 @@ void ThreadPool::run(Job& job, const Turn&) {
     wake_.notify_all();
   }
   take_part(epoch, 0);
+  if (num_threads_ > 1) adapt();
 }
 
 void ThreadPool::work(int thread) {
@@ -188,11 +233,39 @@ void ThreadPool::report(uint64_t epoch, int phase, uint32_t count) {
   }
 }
 
-ThreadPool::Share ThreadPool::share(uint32_t units, Deal deal, uint32_t threads) {
+uint32_t ThreadPool::num_reserved(uint32_t units, Deal deal) const {
+  const auto threads = uint32_t(num_threads_.load(std::memory_order_relaxed));
   const uint32_t equal = units / threads, open = deal == Deal::kReserved ? kOpenOfAll : kOpenOfMost;
-  const uint32_t reserved = deal == Deal::kClaimed ? 0 : equal - equal / open, shared = units - reserved * threads;
-  const uint32_t runs = runs_of(deal, threads);
-  return {reserved, shared, (shared + runs - 1) / runs};
+  return deal == Deal::kClaimed ? 0 : (equal - equal / open) * threads;
+}
+
+ThreadPool::Run ThreadPool::reserved(uint32_t units, Deal deal, int thread) const {
+  const uint64_t all = num_reserved(units, deal);
+  const auto place = [&](int bound) { return uint32_t((all * bounds_[size_t(bound)].load(std::memory_order_relaxed) + kWhole / 2) / kWhole); };
+  const uint32_t first = place(thread);
+  return {first, place(thread + 1) - first};
+}
+
+ThreadPool::Run ThreadPool::claimed_next(uint32_t units, Deal deal, int thread) const {
+  const uint32_t all = num_reserved(units, deal), runs = runs_of(deal, uint32_t(num_threads_.load(std::memory_order_relaxed)));
+  const uint32_t run = (units - all + runs - 1) / runs, first = std::min(all + uint32_t(thread) * run, units);
+  return {first, std::min(run, units - first)};
+}
+
+// Unless somebody has. Adds to *count how many those are.
+bool ThreadPool::run_reserved(uint64_t epoch, int phase, uint32_t units, Deal deal, int thread, uint32_t* count) {
+  if (!reserve(epoch, phase, thread)) return false;
+  const Run run = reserved(units, deal, thread);  // of this job, as it is not over
+  if (!run.count) return false;
+  const bool counts = units >= kFineUnits * uint32_t(num_threads_.load(std::memory_order_relaxed));
+  const uint64_t start = counts ? __rdtsc() : 0;
+  run_units(phase, run.first, run.count, thread);
+  if (counts) {
+    std::atomic<uint64_t>& ticks = spent_[size_t(thread)].ticks;
+    ticks.store(ticks.load(std::memory_order_relaxed) + __rdtsc() - start, std::memory_order_relaxed);
+  }
+  *count += run.count;
+  return true;
 }
 
 bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
@@ -200,14 +273,11 @@ bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
   if (epoch_of(size) != epoch) return false;
   const uint32_t threads = uint32_t(num_threads_.load(std::memory_order_relaxed)), units = count_of(size) & ((1u << kDealBits) - 1);
   const Deal deal = Deal(count_of(size) >> kDealBits);
-  const uint32_t reserved = share(units, deal, threads).reserved, shared = units - reserved * threads, runs = runs_of(deal, threads);
+  const uint32_t all = num_reserved(units, deal), shared = units - all, runs = runs_of(deal, threads);
 
   // 1. what is reserved for this thread, then some of what is not
   uint32_t count = 0;
-  if (reserved && reserve(epoch, phase, thread)) {
-    run_units(phase, uint32_t(thread) * reserved, reserved, thread);
-    count = reserved;
-  }
+  if (all) run_reserved(epoch, phase, units, deal, thread, &count);
   std::atomic<uint64_t>& claimed = phases_[phase].claimed;
   for (uint64_t value = claimed.load(std::memory_order_acquire); epoch_of(value) <= epoch && count_in(epoch, value) < shared;) {
     const uint32_t before = count_in(epoch, value), run = (shared - before + runs - 1) / runs;
@@ -225,11 +295,12 @@ bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
     if (epoch_of(value) > epoch) return false;
     if (count_in(epoch, value) == units) return true;
     backoff();
-    if (!left || --left || !reserved) continue;
+    if (!left || --left || !all) continue;
     for (uint32_t other = 0; other < threads; ++other) {
-      if (!reserve(epoch, phase, int(other))) continue;
-      run_units(phase, other * reserved, reserved, thread);
-      report(epoch, phase, reserved);
+      uint32_t helped = 0;
+      if (!run_reserved(epoch, phase, units, deal, int(other), &helped)) continue;
+      was_helped_.store(true, std::memory_order_relaxed);
+      report(epoch, phase, helped);
     }
   }
 }

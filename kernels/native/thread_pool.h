@@ -19,8 +19,8 @@ namespace foretoken {
 constexpr int kMaxPhases = 4096;
 constexpr int kMaxThreads = 256;
 
-// How a phase's units come to the threads: claimed run by run, or equally many neighbours reserved for each thread, if that is about equally
-// much work: all but some, or (nearly) all.
+// How a phase's units come to the threads: claimed run by run, or neighbours reserved for each thread, as many as it has been fast, if units
+// are about equally much work: all but some, or (nearly) all.
 enum class Deal : uint32_t { kClaimed, kMostReserved, kReserved };
 
 // Phases run one after the other; the units of a phase in any order, on any thread, in runs of neighbours.
@@ -46,12 +46,13 @@ class ThreadPool {
   void resize(int threads);
   int size() const { return num_threads_; }
 
-  // How a phase's units are handed out: to thread t the ones from t * reserved on, those behind threads * reserved to whoever comes, at
-  // first some `run` of them. Only a thread that is off its core finds others.
-  struct Share {
-    uint32_t reserved, shared, run;
+  // Units of a phase [first, first + count): those reserved for a thread, and of the others, which are whoever's that comes, those that it will
+  // claim if all threads keep in step. Until the next job has run.
+  struct Run {
+    uint32_t first, count;
   };
-  static Share share(uint32_t units, Deal deal, uint32_t threads);
+  Run reserved(uint32_t units, Deal deal, int thread) const;
+  Run claimed_next(uint32_t units, Deal deal, int thread) const;
 
   // Runs a job to its end; the caller is thread 0.
   void run(Job& job, const Turn& turn);
@@ -63,8 +64,16 @@ class ThreadPool {
     std::atomic<uint64_t> claimed{0}, done{0};
   };
 
+  // What a thread's reserved units took, in ticks of the processor's clock; written by whoever runs them.
+  struct alignas(64) Spent {
+    std::atomic<uint64_t> ticks{0};
+  };
+
   explicit ThreadPool(int threads);
-  void make_reservations();
+  void begin_anew();
+  void adapt();
+  uint32_t num_reserved(uint32_t units, Deal deal) const;
+  bool run_reserved(uint64_t epoch, int phase, uint32_t units, Deal deal, int thread, uint32_t* count);
   void start_workers();
   void stop_workers();
   void work(int thread);
@@ -78,6 +87,10 @@ class ThreadPool {
   std::unique_ptr<std::atomic<uint64_t>[]> sizes_;         // [phases] units, with the epoch of the job
   std::unique_ptr<std::atomic<uint64_t>[]> reservations_;  // [threads][phases] the last epoch in which it was run
   std::unique_ptr<Phase[]> phases_;
+  std::unique_ptr<std::atomic<uint32_t>[]> bounds_;        // [threads + 1] where each thread's part of what is reserved begins, of kWhole
+  std::unique_ptr<Spent[]> spent_;                         // [threads] in this job
+  std::vector<double> parts_, wanted_;                            // [threads] of what is reserved, together 1
+  std::atomic<bool> was_helped_{false};                    // whether a thread ran another's part
   std::atomic<Job*> job_{nullptr};
   std::atomic<int> num_phases_{0};
   std::atomic<uint64_t> epoch_{0};

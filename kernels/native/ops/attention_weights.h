@@ -83,7 +83,7 @@ inline float soften(float* scores, char* weights, int low, int high, const Scale
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
-  const FetchedLines<FT_AMX ? 3 : 1> lines(next, first, end);
+  const FetchedLines<FT_AMX ? 2 : 1> lines(next, first, end);
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
     const Vec x = exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));

@@ -60,7 +60,7 @@ inline void multiply_codes(const Pass& pass) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
   for (int step = 0; step < pass.steps; ++step, tile += Of::kTileBytes, rows += Of::kInputs, input_sums += Of::kGroups) {
-    if (kRows > 1) {  // more than one row is slower than memory: see prefetch_stream
+    if (kRows > 1 || FT_AMX) {  // see prefetch_stream
 #pragma GCC unroll 9
       for (int line = 0; line < Of::kTileBytes; line += 64) prefetch_line(tile + kFarAhead + line);
     }
