@@ -29,6 +29,10 @@ constexpr int within(int low, int high, int first, int end) {
   return std::max(std::min(high, end * kSegment) - std::max(low, first * kSegment), 0);
 }
 
+bool go_together(const AttentionTask& a, const AttentionTask& b) {
+  return a.row == b.row && a.kv_head == b.kv_head && a.run == b.run && !a.tree && !b.tree;
+}
+
 }  // namespace
 
 // Vectors of one row, each over all its segments.
@@ -207,21 +211,28 @@ CacheAhead AttentionPlan::ahead_of(int unit) const {
 
 void AttentionPlan::run(const Kernels& kernels, const AttentionOp& op, const BatchView& batch, int unit, CacheAhead& ahead, float* partials,
                         void* scratch) {
-  const int first = unit ? units_[size_t(unit - 1)].end_task : 0;
-  for (int i = first; i < units_[size_t(unit)].end_task; ++i) {
-    const AttentionTask& task = tasks_[size_t(i)];
-    if (task.group < 0) {
-      kernels.attend(op, batch, task, ahead, nullptr, scratch);
-      continue;
+  const int end = units_[size_t(unit)].end_task;
+  for (int i = unit ? units_[size_t(unit - 1)].end_task : 0, count; i < end; i += count) {
+    const AttentionTask* const tasks = &tasks_[size_t(i)];
+    count = i + 1 < end && go_together(tasks[0], tasks[1]) ? 2 : 1;
+    float* states[2] = {};  // of all segments of the task's group
+    float* own[2] = {};     // of its own
+    for (int j = 0; j < count; ++j) {
+      if (tasks[j].group < 0) continue;
+      const Group& group = groups_[size_t(tasks[j].group)];
+      const int64_t before = tasks[j].first_segment - group.first_segment;
+      states[j] = partials + group.first_state * 2 * kTileVectors + group.first_vector * op.cache.v_pad;
+      own[j] = states[j] + before * (2 * kTileVectors + tasks[j].num_vectors * op.cache.v_pad);
     }
-    const Group& group = groups_[size_t(task.group)];
-    const int64_t before = task.first_segment - group.first_segment;
-    float* states = partials + group.first_state * 2 * kTileVectors + group.first_vector * op.cache.v_pad;
-    kernels.attend(op, batch, task, ahead, states + before * (2 * kTileVectors + task.num_vectors * op.cache.v_pad), scratch);
-    std::atomic<int>& finished = finished_[size_t(task.group)];
-    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < group.num_tasks) continue;
-    finished.store(0, std::memory_order_relaxed);  // the next op starts behind a barrier
-    kernels.fold(op, batch, task, group.num_segments, states);
+    kernels.attend(op, batch, tasks, count, ahead, own, scratch);
+    for (int j = 0; j < count; ++j) {
+      if (!states[j]) continue;
+      const Group& group = groups_[size_t(tasks[j].group)];
+      std::atomic<int>& finished = finished_[size_t(tasks[j].group)];
+      if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < group.num_tasks) continue;
+      finished.store(0, std::memory_order_relaxed);  // the next op starts behind a barrier
+      kernels.fold(op, batch, tasks[j], group.num_segments, states[j]);
+    }
   }
 }
 

@@ -313,9 +313,10 @@ struct Kernels {
 
   // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group. ahead: as in attend.
   void (*rotate_and_write)(const AttentionOp&, const BatchView&, int token, int kv_head, CacheAhead& ahead);
-  // The partial state (see ops/attention.h) of each of a task's segments, or the finished output if partial is null. ahead: what the thread
-  // reads for this task and those around it, some of it fetched on the way.
-  void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask&, CacheAhead& ahead, float* partial, void* scratch);
+  // Of a task, or two of one row, head and run without a tree: the partial state (see ops/attention.h) of each of its segments, or the finished
+  // output if partials[i] is null. ahead: what the thread reads for these tasks and those around them, some of it fetched on the way.
+  void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask* tasks, int count, CacheAhead& ahead, float* const* partials,
+                 void* scratch);
   // Folds the partial states of a tile's segments in their order into op.out.
   void (*fold)(const AttentionOp&, const BatchView&, const AttentionTask&, int segments, const float* partials);
 

@@ -86,33 +86,31 @@ struct Tile {
   int tree_block = 1 << 30;     // blocks from this one on are copies in logical order
   const char* queries;
   int64_t query_bytes;          // of one vector
-  float* scores;                // [16][kSegment]
-  char* weights;                // [16][kSegment] floats or bfloat16
+  float* scores;                // [16][kSegment]; then the weights, each row's where its scores begin: less to find room for in L1
   float* state;                 // of one segment
   float* folded;                // of those before
   char* tree_blocks;            // [kTreeBlocks][head_bytes]
   float query_scales[kTile] = {};  // int8
 };
 
-static_assert(2 * kTile * kSegment * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2 +
-                  kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
+constexpr size_t kWidestTile = kTile * kSegment * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2;
+static_assert(2 * kWidestTile <= kAttentionScratch && kWidestTile + kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
               "heads of kMaxHeadDim must fit");
 
-inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, void* scratch) {
+// memory: goes on behind what the tile takes of it.
+inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, char*& memory) {
   Tile tile;
   const CacheLayer& cache = op.cache;
   const int64_t state_bytes = state_floats(kTile, cache.v_pad) * 4;
-  char* memory = static_cast<char*>(scratch);
   auto take = [&](int64_t bytes) {
     char* part = memory;
     memory += bytes;
     return part;
   };
   tile.scores = reinterpret_cast<float*>(take(kTile * kSegment * 4));
-  tile.weights = take(kTile * kSegment * 4);
   tile.state = reinterpret_cast<float*>(take(state_bytes));
   tile.folded = reinterpret_cast<float*>(take(state_bytes));
-  tile.tree_blocks = take(kTreeBlocks * cache.head_bytes);
+  tile.tree_blocks = task.tree ? take(kTreeBlocks * cache.head_bytes) : nullptr;
 
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16, group = op.num_heads / cache.kv_heads;
   tile.tokens = int((task.first_head + task.num_vectors - 1) / group) + 1;
@@ -181,20 +179,10 @@ inline Segment look_at(const AttentionOp& op, const BatchView& batch, const Atte
   return s;
 }
 
-// The state of one segment, in tile.state; false if no token of the tile sees a place of it. next: what will be read then.
+// Scores -> weights, and the states' m and l. scales: what the sums are to be multiplied by in the end.
 template <class Lane>
-inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, int segment,
-                           NextLines& next) {
-  const CacheLayer& cache = op.cache;
-  const Segment s = look_at<Lane>(op, batch, task, tile, segment);
-  if (s.first == s.end) return false;
-
-  // 1. scores, then weights
-  const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
-  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, next.reach(task.run, segment), tile.scores, next);
+inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment& s, NextLines& next, float* scales) {
   clear_maximum_and_sum(tile.state);
-  constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
-  float weight_scales[kTile] = {};
   // (vector by vector, but nobody waits for the greatest of one before the scores of the next are looked at)
   const auto of_each = [&](auto&& act) {
     for (int t = 0; t < s.tokens; ++t) {
@@ -206,64 +194,116 @@ inline bool attend_segment(const AttentionOp& op, const BatchView& batch, const 
   });
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
-    weight_scales[i] = soften<Lane>(tile.scores + i * kSegment, tile.weights + i * kWeightsBytes, low, high,
-                                    {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, next);
+    scales[i] = soften<Lane>(tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, next);
   });
+}
 
-  // 2. weighted values
+// The state of one segment, in tile.state. fetched: blocks of it that need not be.
+template <class Lane>
+inline void attend_segment(const AttentionOp& op, const Tile& tile, const Segment& s, int fetched, NextLines& next) {
+  const CacheLayer& cache = op.cache;
+  const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
+  float scales[kTile] = {};
+  begin_products<Lane>(s.vectors);
+  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, fetched, tile.scores, next);
+  make_weights<Lane>(op, tile, s, next, scales);
   float* sums = tile.state + 2 * kTile;
-  weigh_segment<Lane>(tile.weights, s, cache.v_dim, sums, cache.v_pad, next);
+  weigh_segment<Lane>(reinterpret_cast<char*>(tile.scores), s, cache.v_dim, sums, cache.v_pad, next);
   if (Lane::kBytes == 2) {
     for (int i = 0; i < s.vectors; ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;
-      for (int d = 0; d < cache.v_pad; d += 16) {
-        store(x + d, Lane::value(Lane::read(x + d)) * splat(weight_scales[i]));
+      for (int d = 0; d < cache.v_pad; d += 16) store(x + d, Lane::value(Lane::read(x + d)) * splat(scales[i]));
+    }
+  }
+}
+
+// The same of two tiles of one row and head, where their products are made together.
+template <class Lane>
+inline void attend_two(const AttentionOp& op, const Tile* tiles, const Segment* s, int fetched, NextLines& next) {
+  if constexpr (kTakesTwo<Lane>) {
+    const int64_t v_pad = op.cache.v_pad;
+    float scales[kTile];
+    score_two<Lane>(tiles[0].queries, tiles[1].queries, tiles[0].query_bytes, s, fetched, tiles[0].scores, tiles[1].scores);
+    for (int i = 0; i < 2; ++i) make_weights<Lane>(op, tiles[i], s[i], next, scales);
+    weigh_two<Lane>(tiles[0].scores, tiles[1].scores, s, tiles[0].state + 2 * kTile, tiles[1].state + 2 * kTile, v_pad, next);
+  }
+}
+
+// One task, or two of one row and head without a tree.
+template <class Lane>
+inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, CacheAhead& ahead,
+                            float* const* partials, void* scratch) {
+  const int v_pad = op.cache.v_pad;
+  char* memory = static_cast<char*>(scratch);
+  Tile tiles[2];
+  bool is_first[2] = {true, true};
+  int first = tasks[0].first_segment, end = tasks[0].end_segment;
+  for (int i = 0; i < count; ++i) {
+    tiles[i] = make_tile(op, batch, tasks[i], memory);
+    first = min_of(first, tasks[i].first_segment);
+    end = max_of(end, tasks[i].end_segment);
+  }
+  NextLines next{op, batch, ahead};
+  Segment s[2];
+  for (int segment = first; segment < end; ++segment) {
+    bool sees[2] = {};
+    for (int i = 0; i < count; ++i) {
+      if (segment < tasks[i].first_segment || segment >= tasks[i].end_segment) continue;
+      s[i] = look_at<Lane>(op, batch, tasks[i], tiles[i], segment);
+      sees[i] = s[i].first < s[i].end;
+    }
+    const int fetched = sees[0] || sees[1] ? next.reach(tasks[0].run, segment) : 0;
+    if (sees[0] && sees[1] && join(s[0], s[1])) {
+      attend_two<Lane>(op, tiles, s, fetched, next);
+    } else {
+      for (int i = 0; i < count; ++i) {
+        if (sees[i]) attend_segment<Lane>(op, tiles[i], s[i], fetched, next);
+      }
+    }
+    for (int i = 0; i < count; ++i) {
+      Tile& tile = tiles[i];
+      const int vectors = tasks[i].num_vectors, number = segment - tasks[i].first_segment;
+      if (partials[i]) {
+        if (number < 0 || segment >= tasks[i].end_segment) continue;
+        if (!sees[i]) clear_state(tile.state, vectors, v_pad);
+        const int64_t size = state_floats(vectors, v_pad);
+        __builtin_memcpy(partials[i] + number * size, tile.state, size_t(size) * 4);
+      } else if (sees[i]) {
+        if (is_first[i]) {
+          float* const state = tile.state;
+          tile.state = tile.folded, tile.folded = state;
+        } else {
+          fold_state(tile.folded, tile.state, vectors, v_pad);
+        }
+        is_first[i] = false;
       }
     }
   }
-  return true;
+  end_products<Lane>();
+  for (int i = 0; i < count; ++i) {
+    if (partials[i]) continue;
+    if (is_first[i]) clear_state(tiles[i].folded, tasks[i].num_vectors, v_pad);
+    store_outputs(op, batch, tasks[i], tiles[i].folded);
+  }
 }
 
 template <class Lane>
-inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, CacheAhead& ahead, float* partial,
-                            void* scratch) {
-  const int vectors = task.num_vectors, v_pad = op.cache.v_pad;
-  Tile tile = make_tile(op, batch, task, scratch);
-  NextLines next{op, batch, ahead};
-  bool is_first = true;
-  begin_products<Lane>(vectors);
-  for (int segment = task.first_segment; segment < task.end_segment; ++segment) {
-    const bool seen = attend_segment<Lane>(op, batch, task, tile, segment, next);
-    if (!partial) {
-      if (!seen) continue;
-      if (is_first) {
-        float* const state = tile.state;
-        tile.state = tile.folded, tile.folded = state;
-      } else {
-        fold_state(tile.folded, tile.state, vectors, v_pad);
-      }
-      is_first = false;
-      continue;
-    }
-    if (!seen) clear_state(tile.state, vectors, v_pad);
-    const int64_t size = state_floats(vectors, v_pad);
-    __builtin_memcpy(partial + (segment - task.first_segment) * size, tile.state, size_t(size) * 4);
-  }
-  end_products<Lane>();
-  if (partial) return;
-  if (is_first) clear_state(tile.folded, vectors, v_pad);
-  store_outputs(op, batch, task, tile.folded);
+inline void attend_tasks(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, CacheAhead& ahead,
+                         float* const* partials, void* scratch) {
+  const int together = kTakesTwo<Lane> ? count : 1;
+  for (int i = 0; i < count; i += together) attend_segments<Lane>(op, batch, tasks + i, together, ahead, partials + i, scratch);
 }
 
-// partial null: the finished output. Else the state of each of the task's segments, one behind the other: folding those of a run first
+// partials[i] null: the finished output of task i. Else the state of each of its segments, one behind the other: folding those of a run first
 // would round differently from folding all in order.
-inline void attend(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, CacheAhead& ahead, float* partial, void* scratch) {
+inline void attend(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, CacheAhead& ahead,
+                   float* const* partials, void* scratch) {
   if (op.cache.type == CacheType::kFloat32) {
-    attend_segments<FloatLane>(op, batch, task, ahead, partial, scratch);
+    attend_tasks<FloatLane>(op, batch, tasks, count, ahead, partials, scratch);
   } else if (op.cache.type == CacheType::kInt8) {
-    attend_segments<ByteLane>(op, batch, task, ahead, partial, scratch);
+    attend_tasks<ByteLane>(op, batch, tasks, count, ahead, partials, scratch);
   } else {
-    attend_segments<PairLane>(op, batch, task, ahead, partial, scratch);
+    attend_tasks<PairLane>(op, batch, tasks, count, ahead, partials, scratch);
   }
 }
 

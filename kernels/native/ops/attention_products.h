@@ -34,6 +34,16 @@ struct ByteLane {
 // Blocks of keys, or vectors of columns, that are multiplied by up to four queries at a time: as many as registers hold sums of.
 constexpr int kTogether = FT_AVX2 ? 1 : 4;
 
+constexpr int64_t kWeightsRow = kSegment * 4;  // bytes from one vector's weights to the next one's
+
+// Whether products of two tiles are made together: on AMX, of a bfloat16 cache. So that each key and value is loaded once for both.
+template <class Lane>
+constexpr bool kTakesTwo = false;
+template <class Lane>
+void score_two(const char* q0, const char* q1, int64_t q_stride, const Segment* s, int fetched, float* scores0, float* scores1);
+template <class Lane>
+void weigh_two(float* scores0, float* scores1, const Segment* s, float* sums0, float* sums1, int64_t stride, NextLines& next);
+
 // Products of so many queries and blocks fetch what is read next on the way, a line with each row of keys and two with each of values:
 // memory would be idle meanwhile, and many lines at once would hold up what they load themselves.
 template <int Q, int B>
@@ -137,7 +147,6 @@ template <class Lane, int Q, int C, bool Masked>
 inline void weigh_tile(const char* weights, const ValueRows& v, int first, int end, int low, int high, int column, float* sums,
                        int64_t stride, NextLines& next) {
   constexpr int kRows = kBlockSize / Lane::kPlaces, kLinesOfRow = NextLines::kCount / kRows;
-  constexpr int64_t kWeightsStride = kSegment * 4 / Lane::kPlaces;
   typename Lane::Sum sum[Q][C];
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
@@ -161,7 +170,7 @@ inline void weigh_tile(const char* weights, const ValueRows& v, int first, int e
       }
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) {
-        const Int x = splat_bits(weights + i * kWeightsStride + (b * kRows + r) * 4);
+        const Int x = splat_bits(weights + i * kWeightsRow + (b * kRows + r) * 4);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) sum[i][c] = Lane::multiply_add(sum[i][c], x, value[c]);
       }
@@ -185,7 +194,7 @@ inline void weigh_queries(const char* weights, int count, const ValueRows& v, in
       case 3: weigh_tile<Lane, 3, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
       default: weigh_tile<Lane, 4, C, Masked>(weights, v, first, end, low, high, column, sums, stride, next); break;
     }
-    weights += take * (kSegment * 4 / Lane::kPlaces);
+    weights += take * kWeightsRow;
     sums += take * stride;
     count -= take;
   }
@@ -212,14 +221,13 @@ inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int
 template <class Lane>
 inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride,
                           NextLines& next) {
-  constexpr int64_t kWeightsBytes = kSegment * 4 / Lane::kPlaces;
   const ValueRows rows{s.values, s.v_row};
   for (int64_t i = 0; i < s.vectors * stride; i += 16) store(sums + i, zero());
   auto weigh_edges = [&](int from, int to) {
     for (int t = 0; t < s.tokens; ++t) {
       const int begin = max_of(from, s.first_block(t)), stop = min_of(to, s.end_block(t));
       const int i = s.begin_of(t);
-      weigh_blocks<Lane, true>(weights + i * kWeightsBytes, s.end_of(t) - i, rows, begin, stop, s.low[t], s.high[t], v_dim, sums + i * stride,
+      weigh_blocks<Lane, true>(weights + i * kWeightsRow, s.end_of(t) - i, rows, begin, stop, s.low[t], s.high[t], v_dim, sums + i * stride,
                                stride, next);
     }
   };

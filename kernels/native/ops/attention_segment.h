@@ -18,4 +18,24 @@ struct Segment {
   int end_of(int token) const { return min_of((token + 1) * heads - first_head, vectors); }
   int first_block(int token) const { return low[token] / kBlockSize; }
   int end_block(int token) const { return (high[token] + kBlockSize - 1) / kBlockSize; }
+
+  void take_blocks(const Segment& other) {
+    for (int b = other.first; b < other.end; ++b) {
+      if (b < first || b >= end) keys[b] = other.keys[b], values[b] = other.values[b];
+    }
+  }
 };
+
+// Of two tiles without scales: both have the blocks of either, and as whole ones those that are whole to both. False if some lie between.
+inline bool join(Segment& a, Segment& b) {
+  if (a.end < b.first || b.end < a.first) return false;
+  a.take_blocks(b);
+  b.take_blocks(a);
+  a.first = b.first = min_of(a.first, b.first);
+  a.end = b.end = max_of(a.end, b.end);
+  const int whole_first = max_of(a.whole_first, b.whole_first), whole_end = min_of(a.whole_end, b.whole_end);
+  const bool any = whole_first < whole_end;
+  a.whole_first = b.whole_first = any ? whole_first : a.end;
+  a.whole_end = b.whole_end = any ? whole_end : a.end;
+  return true;
+}

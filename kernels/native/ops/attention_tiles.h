@@ -15,6 +15,18 @@ inline void begin_products<PairLane>(int vectors) {
   shapes.set(7, kBlockSize / 2);
   configure_tiles(shapes);
 }
+// The same for two tiles' scores: sums 0 and 1 of the first and 2 and 3 of the second, queries 4 and 5, keys; then for their outputs, with
+// weights instead of queries and values instead of keys.
+inline void begin_two(const Segment* s, int bytes, int rows) {
+  TileShapes shapes;
+  for (int i = 0; i < 2; ++i) {
+    shapes.set(2 * i, s[i].vectors);
+    shapes.set(2 * i + 1, s[i].vectors);
+    shapes.set(4 + i, s[i].vectors, bytes);
+    shapes.set(6 + i, rows);
+  }
+  configure_tiles(shapes);
+}
 template <>
 inline void end_products<PairLane>() {
   release_tiles();
@@ -57,21 +69,54 @@ inline void score_some(const char* q, int64_t q_stride, const char* const* keys,
   store_sum_tiles<kBlocks>(scores, kSegment * 4);
 }
 
+// Tile loads hardly wake the hardware's prefetchers: the keys of four blocks further on, and the values of this one.
+inline void fetch_around(const Segment& s, int block, int fetched) {
+  if (block + 4 < s.end && block + 4 >= fetched) {
+    for (int64_t at = 0; at < s.k_bytes; at += 64) prefetch_line(s.keys[block + 4] + at);
+  }
+  for (int64_t at = 0; at < s.v_bytes && block >= fetched; at += 64) prefetch_line(s.values[block] + at);
+}
+
 template <>
 inline void score_blocks<PairLane>(const char* q, int64_t q_stride, const Segment& s, int /*rows*/, int fetched, float* scores,
                                    NextLines& /*next*/) {
   int b = s.first;
   for (; b + 4 <= s.end; b += 4) {
-    // Tile loads hardly wake the hardware's prefetchers: the next keys, and these values.
-    for (int i = b; i < b + 4; ++i) {
-      if (i + 4 < s.end && i + 4 >= fetched) {
-        for (int64_t at = 0; at < s.k_bytes; at += 64) prefetch_line(s.keys[i + 4] + at);
-      }
-      for (int64_t at = 0; at < s.v_bytes && i >= fetched; at += 64) prefetch_line(s.values[i] + at);
-    }
+    for (int i = b; i < b + 4; ++i) fetch_around(s, i, fetched);
     score_some<4>(q, q_stride, s.keys + b, s.k_bytes, scores + b * kBlockSize);
   }
   for (; b < s.end; ++b) score_some<1>(q, q_stride, s.keys + b, s.k_bytes, scores + b * kBlockSize);
+}
+
+template <>
+constexpr bool kTakesTwo<PairLane> = true;
+
+template <>
+inline void score_two<PairLane>(const char* q0, const char* q1, int64_t q_stride, const Segment* s, int fetched, float* scores0, float* scores1) {
+  begin_two(s, 64, 16);
+  for (int b = s->first; b < s->end; b += 2) {
+    const bool alone = b + 1 == s->end;
+    fetch_around(*s, b, fetched);
+    if (!alone) fetch_around(*s, b + 1, fetched);
+    const char *key0 = s->keys[b], *key1 = s->keys[alone ? b : b + 1];
+    zero_sum_tiles<4>();
+    for (int64_t at = 0; at < s->k_bytes; at += kTileBytes) {
+      load_tile<4>(q0 + at / 16, q_stride);
+      load_tile_past_l1<6>(key0 + at, 64);
+      dot_tiles_bf16<0, 4, 6>();
+      load_tile<5>(q1 + at / 16, q_stride);
+      dot_tiles_bf16<2, 5, 6>();
+      if (alone) continue;
+      load_tile_past_l1<7>(key1 + at, 64);
+      dot_tiles_bf16<1, 4, 7>();
+      dot_tiles_bf16<3, 5, 7>();
+    }
+    store_tile<0>(scores0 + b * kBlockSize, kSegment * 4);
+    store_tile<2>(scores1 + b * kBlockSize, kSegment * 4);
+    if (alone) break;
+    store_tile<1>(scores0 + (b + 1) * kBlockSize, kSegment * 4);
+    store_tile<3>(scores1 + (b + 1) * kBlockSize, kSegment * 4);
+  }
 }
 
 inline bool is_finite_bf16(const char* p, int64_t bytes) {
@@ -89,8 +134,6 @@ inline void multiply_values(const char* values, int64_t v_row) {
   dot_tiles_bf16<kFirst, 5, 7>();
   if constexpr (kFirst + 1 < kTiles) multiply_values<kTiles, kFirst + 1>(values, v_row);
 }
-
-constexpr int64_t kWeightsRow = kSegment * 2;
 
 // A block of which each token takes what it sees, and nothing else whatever it holds.
 template <int kTiles>
@@ -134,18 +177,21 @@ inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, i
   store_sum_tiles<kTiles>(sums + column / 4, stride * 4);
 }
 
-template <>
-inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride,
-                                    NextLines& /*next*/) {
+// Blocks of the edges that hold a value that is not finite.
+inline uint32_t odd_blocks(const Segment& s) {
   uint32_t odd = 0;
   for (int b = s.first; b < s.end; ++b) {
     const bool whole = b >= s.whole_first && b < s.whole_end;
     if (!whole && !is_finite_bf16(s.values[b], s.v_bytes)) odd |= 1u << b;
   }
-  // what is not seen weighs nothing
+  return odd;
+}
+
+// What is not seen weighs nothing.
+inline void clear_unseen(char* weights, const Segment& s) {
   for (int t = 0; t < s.tokens; ++t) {
     for (int i = s.begin_of(t); i < s.end_of(t); ++i) {
-      char* row = const_cast<char*>(weights) + i * kWeightsRow;
+      char* row = weights + i * kWeightsRow;
       const auto clear = [row](int from, int to) {
         for (int b = from; b < to; ++b) _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + b * 32), _mm256_setzero_si256());
       };
@@ -153,7 +199,45 @@ inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /
       clear(max_of(s.end_block(t), s.first), s.end);
     }
   }
+}
+
+template <>
+inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride,
+                                    NextLines& /*next*/) {
+  const uint32_t odd = odd_blocks(s);
+  clear_unseen(const_cast<char*>(weights), s);
   int64_t column = 0;
   for (; column + 4 * 64 <= s.v_row; column += 4 * 64) weigh_columns<4>(weights, s, odd, column, sums, stride);
   for (; column < s.v_row; column += 2 * 64) weigh_columns<2>(weights, s, odd, column, sums, stride);  // v_pad is a multiple of 32
+}
+
+template <>
+inline void weigh_two<PairLane>(float* scores0, float* scores1, const Segment* s, float* sums0, float* sums1, int64_t stride, NextLines& next) {
+  char *const weights0 = reinterpret_cast<char*>(scores0), *const weights1 = reinterpret_cast<char*>(scores1);
+  if (odd_blocks(*s)) {
+    begin_products<PairLane>(s[0].vectors);
+    weigh_segment<PairLane>(weights0, s[0], 0, sums0, stride, next);
+    begin_products<PairLane>(s[1].vectors);
+    weigh_segment<PairLane>(weights1, s[1], 0, sums1, stride, next);
+    return;
+  }
+  clear_unseen(weights0, s[0]);
+  clear_unseen(weights1, s[1]);
+  begin_two(s, 32, kBlockSize / 2);
+  for (int64_t column = 0; column < s->v_row; column += 2 * 64) {
+    zero_sum_tiles<4>();
+    for (int b = s->first; b < s->end; ++b) {
+      load_tile<4>(weights0 + b * kBlockSize * 2, kWeightsRow);
+      load_tile<6>(s->values[b] + column, s->v_row);
+      dot_tiles_bf16<0, 4, 6>();
+      load_tile<7>(s->values[b] + column + 64, s->v_row);
+      dot_tiles_bf16<1, 4, 7>();
+      load_tile<5>(weights1 + b * kBlockSize * 2, kWeightsRow);
+      dot_tiles_bf16<2, 5, 6>();
+      dot_tiles_bf16<3, 5, 7>();
+    }
+    store_sum_tiles<2>(sums0 + column / 4, stride * 4);
+    store_tile<2>(sums1 + column / 4, stride * 4);
+    store_tile<3>(sums1 + column / 4 + 16, stride * 4);
+  }
 }

@@ -79,11 +79,12 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
 
 // Then -> weights, and the state's l. Returns the weights' scale. What is rounded to bfloat16, by up to 2e-3, need not be known within 3e-7.
 template <class Lane>
-inline float soften(float* scores, char* weights, int low, int high, const Scales& scales, float m, float* l, NextLines& next) {
+inline float soften(float* scores, int low, int high, const Scales& scales, float m, float* l, NextLines& next) {
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
   const FetchedLines<FT_AMX ? 2 : 1> lines(next, first, end);
+  char* const weights = reinterpret_cast<char*>(scores);  // never ahead of the scores
   Vec sum = zero();
   for (int b = first; b < end; ++b) {
     const Vec x = exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
