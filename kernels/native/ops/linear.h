@@ -14,6 +14,7 @@
 #endif
 #include "unpack.h"
 #if FT_AMX
+#include "linear_as_tiles.h"
 #include "linear_amx.h"
 #endif
 

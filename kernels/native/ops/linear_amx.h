@@ -289,6 +289,9 @@ inline void linear_tiles(const PackedLinear& w, const PreparedRows& x, const Epi
     return w.precision == Precision::kInt4 ? linear_panels<CodeFormat<Precision::kInt4>>(w, x, e, first_panel, num_panels, tile)
                                            : linear_panels<CodeFormat<Precision::kInt2>>(w, x, e, first_panel, num_panels, tile);
   }
+  if (w.precision == Precision::kBFloat16 && x.rows <= kVectorRows) {
+    return linear_panels<AsTiles>(w, x, e, first_panel, num_panels, static_cast<float*>(scratch));
+  }
   configure_linear(x.rows);
   switch (w.precision) {
     case Precision::kBFloat16:

@@ -31,6 +31,7 @@ using Multiply = void (*)(const Pass&);
 
 // Panels that begin with their first step and are read anew in every pass.
 struct PlainPanels {
+  struct Mode {};  // in which the processor multiplies
   static constexpr bool kUnpacks = false;
   static constexpr int kHeadBytes = 0;
   static constexpr int64_t unpacked_bytes(int /*inputs*/) { return 0; }
@@ -96,6 +97,7 @@ inline void linear_panels(const PackedLinear& w, const PreparedRows& x, const Ep
         multiply(pass);
       };
       for (int p = 0, side; p < panels; p += side) {
+        [[maybe_unused]] const typename Format::Mode mode;
         side = min_of(Format::kSide, panels - p);
         const char* weights = static_cast<const char*>(w.weights) + (group + p) * panel_bytes;
         pass.panel_bytes = panel_bytes;
