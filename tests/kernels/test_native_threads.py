@@ -30,19 +30,20 @@ pytestmark = [native_only, pytest.mark.usefixtures("two_threads")]
 
 VOCAB, WIDTH = 50, 32
 SHAPES = {"embed": (VOCAB, WIDTH), "qkv": (3 * WIDTH, WIDTH), "square": (WIDTH, WIDTH), "head": (VOCAB, WIDTH)}
-WEIGHTS = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(SHAPES.items())}
 ATTENTION = (Linear(("x",), ("qkv",), ("qkv",)), Attention(("qkv",), ("y",), layer=0, num_heads=2, scale=0.25))
 
 
-def a_network(*middle: Op, last: str = "x", scale: float = 1.0, max_model_len: int = 4096) -> NativeExecutor:
+def a_network(*middle: Op, last: str = "x", scale: float = 1.0, max_model_len: int = 4096, vocab: int = VOCAB) -> NativeExecutor:
     """embed -> "x", the given ops, and the logits of buffer `last`."""
     best = ArgMax(("logits",), ("argmax", "top"))
     ops = (
         Embed((), ("x",), "embed", scale=scale), *middle, GatherRows((last,), ("rows",)), Linear(("rows",), ("logits",), ("head",)), best,
     )
     layers = (KVLayerSpec(num_kv_heads=2, k_dim=16, v_dim=16),)
-    program = Program(ops, SHAPES, layers, {}, VOCAB, max_model_len, ("x",), last, "logits", best, {})
-    return NativeExecutor(program, WEIGHTS, Execution(torch.float32))
+    shapes = SHAPES | {"embed": (vocab, WIDTH), "head": (vocab, WIDTH)}
+    program = Program(ops, shapes, layers, {}, vocab, max_model_len, ("x",), last, "logits", best, {})
+    weights = {name: torch.randn(shape, generator=torch.Generator().manual_seed(i)) / 4 for i, (name, shape) in enumerate(shapes.items())}
+    return NativeExecutor(program, weights, Execution(torch.float32))
 
 
 def logits_of(executor: NativeExecutor, num_tokens: int) -> Tensor:
@@ -114,6 +115,20 @@ def test_a_forked_process_has_threads_of_its_own(threads: int) -> None:
 
     assert all(in_a_fork(in_child) for _ in range(4))
     assert torch.equal(logits_of(executor, 40), expected)
+
+
+def test_what_threads_are_given_follows_their_speed_and_changes_no_bit() -> None:
+    """A head of many panels; one core is another's half the time."""
+    executor = a_network(*ATTENTION, last="y", vocab=20_000)
+    expected = logits_of(executor, 100)
+    core = min(os.sched_getaffinity(0))
+    work = "while 1:\n  t = time.time() + .05\n  while time.time() < t: pass\n  time.sleep(.05)"
+    spin = f"import os, time; os.sched_setaffinity(0, [{core}])\n{work}"
+    with subprocess.Popen([sys.executable, "-c", spin]) as other:
+        try:
+            assert all(torch.equal(logits_of(executor, 100), expected) for _ in range(300))
+        finally:
+            other.kill()
 
 
 def test_the_number_of_threads_is_kept_within_bounds() -> None:

@@ -1,9 +1,9 @@
 // The linear layer on AMX tiles: 16 rows x 16 outputs of sums, to which one product adds 64 bytes of each row's inputs times a
 // tile of weights. bfloat16 as it is; int8 with signed activations; int4 and int2 dequantised to int8 tiles. Included by linear.h.
 //
-// On Sapphire Rapids a product takes the tile unit 16 cycles, a tile load that hits L1 the load ports 8. Four tiles of eight hold sums:
-//   up to 16 rows   1 row tile x 4 panels   5 loads for 4 products, every weight is loaded once
-//   more            2 row tiles x 2 panels  4 loads for 4 products; 4 x 1 and 1 x 4 would take 5
+// On Sapphire Rapids a product takes the tile unit 16 cycles, a tile load that hits L1 the load ports 8. Two panels side by side, and up to two
+// tiles of rows: 3 loads for 2 products, or 4 for 4. (Four panels would take 5 loads for 4 products of up to 16 rows, but four places of memory
+// that are fetched at once are too many where a neighbour's thread shares the core: 4 rows took a quarter longer, 16 a twelfth.)
 // The weights of a group of panels are walked in strips along the inputs, small enough to stay in L1 while all rows pass over
 // them, 32 at a time, the rows themselves coming from L2 (32 bytes a cycle) and leaving no trace in L1: they would take the weights'
 // place. Between strips sums stay in tiles where one pass has all rows, else in memory. A single pass fetches the next strip on the
@@ -22,7 +22,7 @@ static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearS
 // Up to so many rows codes are multiplied in vectors, as they are: cheaper than making tiles for so little use.
 constexpr int kCodeRows = 4;
 
-// Tiles 0-3 are sums (row tile i, panel p: 2 i + p), 4 and 5 rows, the rest weights.
+// Tiles 0-3 are sums (row tile i, panel p: 2 i + p), 4 and 5 rows, 6 and 7 weights.
 constexpr int kRowTile = 4;
 
 inline void configure_linear(int rows) {
@@ -83,7 +83,7 @@ inline void load_tile_of(const char* p, int64_t stride) {
 // The row tiles that are loaded times one tile of weights of each panel.
 template <bool kInteger, bool kOnce, int kRowTiles, int kPanels, int kP = 0>
 inline void multiply_weights(const char* weights, int64_t panel_bytes) {
-  constexpr int kWeights = kRowTiles == 1 ? 5 + kP % 3 : 6 + kP;
+  constexpr int kWeights = 6 + kP;
   load_tile_of<kOnce, kWeights>(weights + kP * panel_bytes, 64);
   dot_tiles<kInteger, kP, kRowTile, kWeights>();
   if constexpr (kRowTiles == 2) dot_tiles<kInteger, 2 + kP, kRowTile + 1, kWeights>();
@@ -235,13 +235,7 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
         once ? multiply_strip_tiles<kInteger, true, kRowTiles, kPanels>(strip, pass, &before)
              : multiply_strip_tiles<kInteger, false, kRowTiles, kPanels>(strip, pass, nullptr);
       };
-      if constexpr (kPanels <= 2) {
-        if (rows - row > 16) {
-          multiply(std::integral_constant<int, 2>{});
-          continue;
-        }
-      }
-      multiply(std::integral_constant<int, 1>{});
+      rows - row > 16 ? multiply(std::integral_constant<int, 2>{}) : multiply(std::integral_constant<int, 1>{});
     }
   }
 }
@@ -262,18 +256,15 @@ inline void multiply_rows(const PackedLinear& w, const PreparedRows& x, const Ep
     for (int panel = first_panel, end = first_panel + num_panels, panels; panel < end; panel += panels) {
       const char* weights = static_cast<const char*>(w.weights) + panel * panel_bytes;
       const int left = end - panel;
-      panels = left >= 4 && rows <= 16 ? 4 : min_of(left, 2);
+      panels = min_of(left, 2);
       const ReadBehind* is_last = panels == left && first_row + rows == x.rows ? &behind : nullptr;
       if (rows > 32) {
         made.finish_all<is_integer(kPrecision)>();
       } else if (has_codes(kPrecision)) {
         made.finish(rows);
       }
-      switch (panels) {
-        case 4: multiply_panels<kPrecision, 4>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
-        case 2: multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised, made); break;
-        default: multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised, made);
-      }
+      panels == 2 ? multiply_panels<kPrecision, 2>(w, x, first_row, rows, weights, is_last, sums, dequantised, made)
+                  : multiply_panels<kPrecision, 1>(w, x, first_row, rows, weights, is_last, sums, dequantised, made);
       made = {rows, 0, finish_of_group(w, x, e, first_row, panel, panels, sums, panels * kPanel, bests)};
     }
     made.finish(rows);
