@@ -20,7 +20,7 @@ def test_every_source_file_is_in_the_tree() -> None:
     named: set[str] = set()
     folders: list[str] = []
     for line in filter(None, tree.splitlines()):
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0].rstrip(":")
         folders[depth:] = [name]
         named.add("".join(folders))
     sources = {str(p.relative_to(ROOT)) for folder in ("server", "engine", "proposers", "kernels") for p in (ROOT / folder).rglob("*.py")}
