@@ -20,9 +20,9 @@ def test_every_source_file_is_in_the_tree() -> None:
     named: set[str] = set()
     folders: list[str] = []
     for line in filter(None, tree.splitlines()):
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0].rstrip(":")
-        folders[depth:] = [name]
-        named.add("".join(folders))
+        depth, names = (len(line) - len(line.lstrip())) // 2, line.strip().partition(": ")[0].split(", ")
+        folders[depth:] = [names[0]]
+        named.update("".join([*folders[:depth], name]) for name in names)
     sources = {str(p.relative_to(ROOT)) for folder in ("server", "engine", "proposers", "kernels") for p in (ROOT / folder).rglob("*.py")}
     missing = {name for name in sources if not name.endswith("__init__.py")} - named
     assert not missing, f"say in one line what these are: {sorted(missing)}"
