@@ -116,7 +116,7 @@ inline Vec exp2_of_parts(Vec f, Vec shifted) {
   return exp2_of_fraction<kRoughly>(f) * power_of_2(shifted);
 }
 
-// 2^x for x up to 127, within 3e-7 or, roughly, 1.1e-4; exactly 1 at 0 and 0 from -127 on. NaN stays NaN.
+// 2^x for x up to 127, within 3e-7 or, roughly, 1.1e-4; exactly 1 at 0, 0 at -inf and from -127 on 0 or as good as. NaN stays NaN.
 template <bool kRoughly = false>
 inline Vec exp2_of(Vec x) {
 #if FT_AMX  // where these two instructions take a third of the time off; of -inf the fraction is 0

@@ -96,6 +96,11 @@ void ThreadPool::begin_anew() {
   reservations_.reset(new std::atomic<uint64_t>[threads * kMaxPhases]());
   spent_.reset(new Spent[threads]);
   bounds_.reset(new std::atomic<uint32_t>[threads + 1]());
+  share_equally();
+}
+
+void ThreadPool::share_equally() {
+  const auto threads = size_t(num_threads_);
   parts_.assign(threads, 1.0 / double(threads));
   for (size_t t = 0; t <= threads; ++t) bounds_[t] = uint32_t(t * kWhole / threads);
 }
@@ -103,25 +108,23 @@ void ThreadPool::begin_anew() {
 // After a job: who took longer than others gets less.
 void ThreadPool::adapt() {
   const auto threads = size_t(num_threads_);
-  bool is_complete = !was_helped_.load(std::memory_order_relaxed);
-  was_helped_.store(false, std::memory_order_relaxed);
-  std::vector<double>& wanted = wanted_;
+  bool is_complete = !was_helped_.exchange(false, std::memory_order_relaxed);
   double sum = 0.0;
-  wanted.resize(threads);
+  wanted_.resize(threads);
   for (size_t t = 0; t < threads; ++t) {
     const auto ticks = double(spent_[t].ticks.exchange(0, std::memory_order_relaxed));
     is_complete = is_complete && ticks > 0.0;
-    sum += wanted[t] = parts_[t] / std::max(ticks, 1.0);
+    sum += wanted_[t] = parts_[t] / std::max(ticks, 1.0);
   }
   if (!is_complete) return;
   bool differs = false;
   for (size_t t = 0; t < threads; ++t) {
-    wanted[t] = std::max(wanted[t] / sum, kLeastPart / double(threads));
-    differs = differs || std::abs(wanted[t] / parts_[t] - 1.0) > kIgnored;
+    wanted_[t] = std::max(wanted_[t] / sum, kLeastPart / double(threads));
+    differs = differs || std::abs(wanted_[t] / parts_[t] - 1.0) > kIgnored;
   }
   if (!differs) return;
   sum = 0.0;
-  for (size_t t = 0; t < threads; ++t) sum += parts_[t] *= 1.0 + std::clamp(kFollows * (wanted[t] / parts_[t] - 1.0), -kMostMoved, kMostMoved);
+  for (size_t t = 0; t < threads; ++t) sum += parts_[t] *= 1.0 + std::clamp(kFollows * (wanted_[t] / parts_[t] - 1.0), -kMostMoved, kMostMoved);
   double end = 0.0;
   for (size_t t = 0; t < threads; ++t) {
     end += parts_[t] /= sum;
@@ -150,7 +153,7 @@ void ThreadPool::start_workers() {
     while (int(workers_.size()) + 1 < num_threads_) workers_.emplace_back(&ThreadPool::work, this, int(workers_.size()) + 1);
   } catch (const std::system_error&) {  // a container's limit, for example: fewer are slower, not wrong
     num_threads_ = int(workers_.size()) + 1;
-    begin_anew();
+    share_equally();
   }
 }
 

@@ -71,6 +71,7 @@ class ThreadPool {
 
   explicit ThreadPool(int threads);
   void begin_anew();
+  void share_equally();
   void adapt();
   uint32_t num_reserved(uint32_t units, Deal deal) const;
   bool run_reserved(uint64_t epoch, int phase, uint32_t units, Deal deal, int thread, uint32_t* count);
@@ -89,7 +90,7 @@ class ThreadPool {
   std::unique_ptr<Phase[]> phases_;
   std::unique_ptr<std::atomic<uint32_t>[]> bounds_;        // [threads + 1] where each thread's part of what is reserved begins, of kWhole
   std::unique_ptr<Spent[]> spent_;                         // [threads] in this job
-  std::vector<double> parts_, wanted_;                            // [threads] of what is reserved, together 1
+  std::vector<double> parts_, wanted_;                     // [threads] of what is reserved, together 1
   std::atomic<bool> was_helped_{false};                    // whether a thread ran another's part
   std::atomic<Job*> job_{nullptr};
   std::atomic<int> num_phases_{0};
