@@ -84,7 +84,7 @@ inline void fetch_some(ReadAhead* ahead, int lines) {
 // ---- functions, all within a few units of the last place of float
 
 // Rounds to the nearest integer by a great number, that leaves it in the lowest bits, where power_of_2 wants it: the instructions made for
-// either step take several times as long. For |x| up to 2^21.
+// either step take several times as long. (Both steps by them are another matter: see exp2_of.) For |x| up to 2^21.
 constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 inline Vec shifted_to_integer(Vec x) { return x + splat(kRounder); }
 inline Vec integer_of(Vec shifted) { return shifted - splat(kRounder); }

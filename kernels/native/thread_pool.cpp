@@ -58,7 +58,7 @@ constexpr uint32_t kOpenOfMost = 8, kOpenOfAll = 64;
 // little at a time, for most of what holds a thread up once is over. Where nothing differs much nothing moves, and each core keeps its weights.
 constexpr double kFollows = 0.5, kMostMoved = 0.1, kIgnored = 0.03, kLeastPart = 0.25;  // of a thread's part; the last of an equal one
 constexpr uint32_t kWhole = 1 << 16;
-constexpr uint32_t kFineUnits = 8;  // a thread, for its part to be about what it should be
+constexpr uint32_t kFineUnits = 8;  // a thread, for its part to be about what it should be: fewer are divided equally
 constexpr int kPatience = 16;  // pauses after which somebody who has not come for his reservation is taken to be off his core
 
 // What is shared is claimed in so many runs by and by: long ones first, to end together.
@@ -242,8 +242,14 @@ uint32_t ThreadPool::num_reserved(uint32_t units, Deal deal) const {
   return deal == Deal::kClaimed ? 0 : (equal - equal / open) * threads;
 }
 
+bool ThreadPool::are_fine(uint32_t units) const { return units >= kFineUnits * uint32_t(num_threads_.load(std::memory_order_relaxed)); }
+
 ThreadPool::Run ThreadPool::reserved(uint32_t units, Deal deal, int thread) const {
   const uint64_t all = num_reserved(units, deal);
+  if (!are_fine(units)) {
+    const auto equal = uint32_t(all / uint32_t(num_threads_.load(std::memory_order_relaxed)));
+    return {uint32_t(thread) * equal, equal};
+  }
   const auto place = [&](int bound) { return uint32_t((all * bounds_[size_t(bound)].load(std::memory_order_relaxed) + kWhole / 2) / kWhole); };
   const uint32_t first = place(thread);
   return {first, place(thread + 1) - first};
@@ -260,7 +266,7 @@ bool ThreadPool::run_reserved(uint64_t epoch, int phase, uint32_t units, Deal de
   if (!reserve(epoch, phase, thread)) return false;
   const Run run = reserved(units, deal, thread);  // of this job, as it is not over
   if (!run.count) return false;
-  const bool counts = units >= kFineUnits * uint32_t(num_threads_.load(std::memory_order_relaxed));
+  const bool counts = are_fine(units);
   const uint64_t start = counts ? __rdtsc() : 0;
   run_units(phase, run.first, run.count, thread);
   if (counts) {

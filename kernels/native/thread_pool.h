@@ -74,6 +74,7 @@ class ThreadPool {
   void share_equally();
   void adapt();
   uint32_t num_reserved(uint32_t units, Deal deal) const;
+  bool are_fine(uint32_t units) const;
   bool run_reserved(uint64_t epoch, int phase, uint32_t units, Deal deal, int thread, uint32_t* count);
   void start_workers();
   void stop_workers();

@@ -117,8 +117,8 @@ def test_a_forked_process_has_threads_of_its_own(threads: int) -> None:
     assert torch.equal(logits_of(executor, 40), expected)
 
 
-def test_what_threads_are_given_follows_their_speed_and_changes_no_bit() -> None:
-    """A head of many panels; one core is another's half the time."""
+def test_threads_of_unequal_speed_change_no_bit() -> None:
+    """A head of many panels, divided by speed; one core is another's half the time."""
     executor = a_network(*ATTENTION, last="y", vocab=20_000)
     expected = logits_of(executor, 100)
     core = min(os.sched_getaffinity(0))
