@@ -32,6 +32,14 @@ inline float sum_lanes(Vec v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
+// Of 16 rows of 16 lanes each: in the same tree, but four shuffles of each row become two.
+inline Vec sums_of_rows(const float* rows) {
+  return fold_rows(rows, [](Vec a, Vec b) { return a + b; }, [](Vec row) { return sum_lanes(row); });
+}
+inline Vec maxima_of_rows(const float* rows) {
+  return fold_rows(rows, [](Vec a, Vec b) { return max_of(a, b); }, [](Vec row) { return max_lanes(row); });
+}
+
 inline void store_some(uint16_t* p, Halves v, int n) {
   if (n >= 16) {
     store_halves(p, v);
@@ -48,6 +56,15 @@ inline float from_bf16(uint16_t x) {
 }
 inline Vec load_bf16(const uint16_t* p) { return widen_bf16(load_halves(p)); }
 inline void store_bf16(uint16_t* p, Vec v) { store_halves(p, to_bf16(v)); }
+// 32 numbers. (An instruction rounds two vectors in the time of one.)
+inline void store_bf16_of_two(uint16_t* p, Vec v, Vec next) {
+#if FT_BF16
+  _mm512_storeu_si512(p, Int(_mm512_cvtne2ps_pbh(next, v)));
+#else
+  store_bf16(p, v);
+  store_bf16(p + 16, next);
+#endif
+}
 
 inline Int splat_bits(const void* p) {  // 4 bytes in every lane
   int32_t bits;

@@ -54,6 +54,29 @@ FT_INLINE float max_lanes(Vec v) { return _mm512_reduce_max_ps(v); }
 
 FT_INLINE __m256 fold_lanes(Vec v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
 
+// Each of 16 rows of 16 lanes -> one lane: i with i + 8, then 4, 2, 1, half of the rows' vectors at each step.
+template <class Fold, class Alone>
+FT_INLINE Vec fold_rows(const float* rows, Fold fold, Alone&&) {
+  const auto row = [rows](int m) { return _mm512_load_ps(rows + (m % 4 * 4 + m / 4) * 16); };  // so that they end up in order
+  Vec eights[8], fours[4], twos[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const Vec a = row(2 * i), b = row(2 * i + 1);
+    eights[i] = fold(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = eights[2 * i], b = eights[2 * i + 1];
+    fours[i] = fold(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(fours[2 * i]), b = _mm512_castps_pd(fours[2 * i + 1]);
+    twos[i] = fold(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return fold(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xdd));
+}
+
 // ---- integers
 
 FT_INLINE Int splat_int(int x) { return _mm512_set1_epi32(x); }

@@ -19,14 +19,9 @@ constexpr int kTreeBlocks = (kMaxTree + 2 * (kBlockSize - 1)) / kBlockSize;  // 
 // States of a tile: m [16], l [16], sums [vectors][v_pad].
 inline int64_t state_floats(int vectors, int v_pad) { return 2 * kTile + int64_t(vectors) * v_pad; }
 
-inline void clear_maximum_and_sum(float* state) {
-  store(state, splat(-kInfinity));
-  store(state + kTile, zero());
-}
-
 inline void clear_state(float* state, int vectors, int v_pad) {
-  clear_maximum_and_sum(state);
-  for (int64_t i = 2 * kTile; i < state_floats(vectors, v_pad); i += 16) store(state + i, zero());
+  store(state, splat(-kInfinity));
+  for (int64_t i = kTile; i < state_floats(vectors, v_pad); i += 16) store(state + i, zero());
 }
 
 // state = state, then next. exp2_of(0) is 1 and exp2_of(-inf) is 0, so a neutral state changes nothing on either side.
@@ -182,20 +177,27 @@ inline Segment look_at(const AttentionOp& op, const BatchView& batch, const Atte
 // Scores -> weights, and the states' m and l. scales: what the sums are to be multiplied by in the end.
 template <class Lane>
 inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment& s, NextLines& next, float* scales) {
-  clear_maximum_and_sum(tile.state);
+  alignas(64) float lanes[kTile * 16];
+  const auto begin_with = [&](Vec v) {
+    for (int i = 0; i < kTile; ++i) store(lanes + i * 16, v);
+  };
   // (vector by vector, but nobody waits for the greatest of one before the scores of the next are looked at)
   const auto of_each = [&](auto&& act) {
     for (int t = 0; t < s.tokens; ++t) {
-      for (int i = s.begin_of(t), end = s.end_of(t); i < end && s.low[t] < s.high[t]; ++i) act(i, s.low[t], s.high[t]);
+      for (int i = s.begin_of(t), end = s.end_of(t); i < end && s.low[t] < s.high[t]; ++i) store(lanes + i * 16, act(i, s.low[t], s.high[t]));
     }
   };
+  begin_with(splat(-kInfinity));
   of_each([&](int i, int low, int high) {
-    tile.state[i] = settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, next);
+    return settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, next);
   });
+  store(tile.state, maxima_of_rows(lanes) * splat(kLog2E));
+  begin_with(zero());
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
-    scales[i] = soften<Lane>(tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], tile.state + kTile + i, next);
+    return soften<Lane>(tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], scales + i, next);
   });
+  store(tile.state + kTile, sums_of_rows(lanes));
 }
 
 // The state of one segment, in tile.state. fetched: blocks of it that need not be.

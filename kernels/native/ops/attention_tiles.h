@@ -2,28 +2,30 @@
 // order of the second operand, so that both are loaded from where they lie; keys past L1, where the scores must find room. Specialises
 // what attention_products.h does with vectors.
 //
+// A tile takes 32 places, and a block has 16 of them: the values of two, one after the other, are copied below each other. Which two does not
+// depend on what is seen, for a tile's sum is rounded before it is added to the others.
+//
 // A vector's result does not depend on which others share its tile, and blocks that it does not see add exact zeros: its weights
 // there are 0. But 0 times infinity is NaN, so where blocks at the edges of what is seen hold such a value, each token has them by itself.
 
-// Tiles 0-3 are sums, 4 queries, 5 weights of a block's places, 6 keys, 7 values.
+// Tiles 0-3 are sums, 4 queries, 5 weights, 6 keys, 7 values.
 template <>
 inline void begin_products<PairLane>(int vectors) {
   TileShapes shapes;
-  for (int tile = 0; tile <= 4; ++tile) shapes.set(tile, vectors);
-  shapes.set(5, vectors, 32);
+  for (int tile = 0; tile <= 5; ++tile) shapes.set(tile, vectors);
   shapes.set(6, 16);
-  shapes.set(7, kBlockSize / 2);
+  shapes.set(7, 16);
   configure_tiles(shapes);
 }
 // The same for two tiles' scores: sums 0 and 1 of the first and 2 and 3 of the second, queries 4 and 5, keys; then for their outputs, with
 // weights instead of queries and values instead of keys.
-inline void begin_two(const Segment* s, int bytes, int rows) {
+inline void begin_two(const Segment* s) {
   TileShapes shapes;
   for (int i = 0; i < 2; ++i) {
     shapes.set(2 * i, s[i].vectors);
     shapes.set(2 * i + 1, s[i].vectors);
-    shapes.set(4 + i, s[i].vectors, bytes);
-    shapes.set(6 + i, rows);
+    shapes.set(4 + i, s[i].vectors);
+    shapes.set(6 + i, 16);
   }
   configure_tiles(shapes);
 }
@@ -93,7 +95,7 @@ constexpr bool kTakesTwo<PairLane> = true;
 
 template <>
 inline void score_two<PairLane>(const char* q0, const char* q1, int64_t q_stride, const Segment* s, int fetched, float* scores0, float* scores1) {
-  begin_two(s, 64, 16);
+  begin_two(s);
   for (int b = s->first; b < s->end; b += 2) {
     const bool alone = b + 1 == s->end;
     fetch_around(*s, b, fetched);
@@ -128,33 +130,44 @@ inline bool is_finite_bf16(const char* p, int64_t bytes) {
   return !found;
 }
 
-template <int kTiles, int kFirst = 0>
-inline void multiply_values(const char* values, int64_t v_row) {
-  load_tile<7>(values + kFirst * 64, v_row);
-  dot_tiles_bf16<kFirst, 5, 7>();
-  if constexpr (kFirst + 1 < kTiles) multiply_values<kTiles, kFirst + 1>(values, v_row);
+// Of blocks 2 * two and the next, so many columns: pairs of places as rows. What lies outside [first, end) is 0.
+template <int kTiles>
+inline void take_values_of_two(const Segment& s, int two, int64_t column, char* to) {
+  for (int b = 2 * two; b < 2 * two + 2; ++b) {
+    const bool is_there = b >= s.first && b < s.end;
+    const char* from = is_there ? s.values[b] + column : nullptr;
+    for (int r = 0; r < kBlockSize / 2; ++r, from += s.v_row, to += kTiles * 64) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kTiles * 64; i += 64) _mm512_store_si512(to + i, is_there ? _mm512_load_si512(from + i) : _mm512_setzero_si512());
+    }
+  }
 }
 
-// A block of which each token takes what it sees, and nothing else whatever it holds.
+template <int kTiles, int kFirst = 0>
+inline void multiply_values(const char* values) {
+  load_tile<7>(values + kFirst * 64, kTiles * 64);
+  dot_tiles_bf16<kFirst, 5, 7>();
+  if constexpr (kFirst + 1 < kTiles) multiply_values<kTiles, kFirst + 1>(values);
+}
+
+// Two blocks of which each token takes what it sees, and nothing else whatever they hold.
 template <int kTiles>
-inline void weigh_token_by_token(const char* weights, const Segment& s, int block, int64_t column) {
+inline void weigh_token_by_token(const Segment& s, int two, const char* all) {
   constexpr int kColumns = kTiles * 16;
-  alignas(64) char values[kBlockSize / 2 * kTiles * 64];
+  alignas(64) char values[kBlockSize * kTiles * 64];
   alignas(64) float before[kTile * kColumns], with_token[kTile * kColumns], after[kTile * kColumns];
-  load_tile<5>(weights + block * kBlockSize * 2, kWeightsRow);
   store_sum_tiles<kTiles>(before, kColumns * 4);
   for (int t = 0; t < s.tokens; ++t) {
-    for (int r = 0; r < kBlockSize / 2; ++r) {
-      const int place = block * kBlockSize + 2 * r;
+    for (int r = 0; r < kBlockSize; ++r) {
+      const int place = 2 * (two * kBlockSize + r);
       const uint32_t keep = (place >= s.low[t] && place < s.high[t] ? 0xffffu : 0) |
                             (place + 1 >= s.low[t] && place + 1 < s.high[t] ? 0xffff0000u : 0);
-      for (int i = 0; i < kTiles * 64; i += 64) {
-        const Int x = _mm512_load_si512(s.values[block] + r * s.v_row + column + i);
-        _mm512_store_si512(values + r * kTiles * 64 + i, _mm512_and_si512(x, _mm512_set1_epi32(int(keep))));
+      for (int i = r * kTiles * 64; i < (r + 1) * kTiles * 64; i += 64) {
+        _mm512_store_si512(values + i, _mm512_and_si512(_mm512_load_si512(all + i), _mm512_set1_epi32(int(keep))));
       }
     }
     load_sum_tiles<kTiles>(before, kColumns * 4);
-    multiply_values<kTiles>(values, kTiles * 64);
+    multiply_values<kTiles>(values);
     store_sum_tiles<kTiles>(with_token, kColumns * 4);
     const int first = s.begin_of(t), count = s.end_of(t) - first;
     __builtin_memcpy(after + first * kColumns, with_token + first * kColumns, size_t(count) * kColumns * 4);
@@ -165,14 +178,17 @@ inline void weigh_token_by_token(const char* weights, const Segment& s, int bloc
 // kTiles * 16 columns, the first of them `column` bytes into a row of values. odd: blocks with a value that is not finite, seen by some.
 template <int kTiles>
 inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, int64_t column, float* sums, int64_t stride) {
+  alignas(64) char values[2][kBlockSize * kTiles * 64];
   zero_sum_tiles<kTiles>();
-  for (int b = s.first; b < s.end; ++b) {
-    if (odd >> b & 1) {
-      weigh_token_by_token<kTiles>(weights, s, b, column);
-      continue;
+  for (int two = s.first / 2; 2 * two < s.end; ++two) {
+    char* const of_two = values[two & 1];
+    take_values_of_two<kTiles>(s, two, column, of_two);
+    load_tile<5>(weights + two * 64, kWeightsRow);
+    if (odd >> 2 * two & 3) {
+      weigh_token_by_token<kTiles>(s, two, of_two);
+    } else {
+      multiply_values<kTiles>(of_two);
     }
-    load_tile<5>(weights + b * kBlockSize * 2, kWeightsRow);
-    multiply_values<kTiles>(s.values[b] + column, s.v_row);
   }
   store_sum_tiles<kTiles>(sums + column / 4, stride * 4);
 }
@@ -187,7 +203,7 @@ inline uint32_t odd_blocks(const Segment& s) {
   return odd;
 }
 
-// What is not seen weighs nothing.
+// What is not seen of two blocks that somebody sees weighs nothing.
 inline void clear_unseen(char* weights, const Segment& s) {
   for (int t = 0; t < s.tokens; ++t) {
     for (int i = s.begin_of(t); i < s.end_of(t); ++i) {
@@ -195,8 +211,9 @@ inline void clear_unseen(char* weights, const Segment& s) {
       const auto clear = [row](int from, int to) {
         for (int b = from; b < to; ++b) _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + b * 32), _mm256_setzero_si256());
       };
-      clear(s.first, min_of(s.first_block(t), s.end));
-      clear(max_of(s.end_block(t), s.first), s.end);
+      const int first = s.first & ~1, end = (s.end + 1) & ~1;
+      clear(first, min_of(s.first_block(t), end));
+      clear(max_of(s.end_block(t), first), end);
     }
   }
 }
@@ -223,16 +240,18 @@ inline void weigh_two<PairLane>(float* scores0, float* scores1, const Segment* s
   }
   clear_unseen(weights0, s[0]);
   clear_unseen(weights1, s[1]);
-  begin_two(s, 32, kBlockSize / 2);
+  alignas(64) char values[2][kBlockSize * 2 * 64];
   for (int64_t column = 0; column < s->v_row; column += 2 * 64) {
     zero_sum_tiles<4>();
-    for (int b = s->first; b < s->end; ++b) {
-      load_tile<4>(weights0 + b * kBlockSize * 2, kWeightsRow);
-      load_tile<6>(s->values[b] + column, s->v_row);
+    for (int two = s->first / 2; 2 * two < s->end; ++two) {
+      char* const of_two = values[two & 1];
+      take_values_of_two<2>(*s, two, column, of_two);
+      load_tile<4>(weights0 + two * 64, kWeightsRow);
+      load_tile<6>(of_two, 2 * 64);
       dot_tiles_bf16<0, 4, 6>();
-      load_tile<7>(s->values[b] + column + 64, s->v_row);
+      load_tile<7>(of_two + 64, 2 * 64);
       dot_tiles_bf16<1, 4, 7>();
-      load_tile<5>(weights1 + b * kBlockSize * 2, kWeightsRow);
+      load_tile<5>(weights1 + two * 64, kWeightsRow);
       dot_tiles_bf16<2, 5, 6>();
       dot_tiles_bf16<3, 5, 7>();
     }

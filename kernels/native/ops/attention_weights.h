@@ -21,6 +21,11 @@ inline void store_weights(PairLane, char* to, Vec x) { store_bf16(reinterpret_ca
 inline void store_weights(ByteLane, char* to, Vec x) {
   store_halves(to, narrow_shorts(to_ints(x)));
 }
+inline void store_weights_of_two(PairLane, char* to, Vec x, Vec next) { store_bf16_of_two(reinterpret_cast<uint16_t*>(to), x, next); }
+inline void store_weights_of_two(FloatLane, char* to, Vec x, Vec next) {
+  store_weights(FloatLane{}, to, x);
+  store_weights(FloatLane{}, to + 64, next);
+}
 
 // The scales of an int8 cache: those of the keys, by place, and of the query belong to the scores, those of the values to the weights.
 struct Scales {
@@ -56,9 +61,9 @@ inline float quantise_weights(const Scales& scales, float* x, char* weights, int
   return any(poison) ? __builtin_nanf("") : most / kLargest;
 }
 
-// One vector's scores of a segment, places [low, high) of it seen -> scores that are final, and the state's m.
+// One vector's scores of a segment, places [low, high) of it seen -> scores that are final. Returns the greatest of each lane.
 template <class Lane>
-inline float settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales, NextLines& next) {
+inline Vec settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales, NextLines& next) {
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   if (Lane::kBytes == 2) scale_scores(scales, scores, first, end);
   if (op.softcap > 0.0f) {
@@ -68,36 +73,56 @@ inline float settle_scores(const AttentionOp& op, float* scores, int low, int hi
     }
   }
   mask_edges(scores, low, high);
-  Vec greatest = splat(-kInfinity);
+  Vec greatest = splat(-kInfinity), other = greatest, third = greatest, fourth = greatest;  // none waits for the one before it
   const FetchedLines<FT_AMX> lines(next, first, end);
-  for (int b = first; b < end; ++b) {
-    greatest = max_of(greatest, load(scores + b * kBlockSize));
+  const auto take = [&](Vec& most, int b) {
+    most = max_of(most, load(scores + b * kBlockSize));
     lines.fetch(b);
-  }
-  return max_lanes(greatest) * kLog2E;
+  };
+  int b = first;
+  for (; b + 4 <= end; b += 4) take(greatest, b), take(other, b + 1), take(third, b + 2), take(fourth, b + 3);
+  for (; b < end; ++b) take(greatest, b);
+  greatest = max_of(max_of(greatest, other), max_of(third, fourth));
+  return greatest;
 }
 
-// Then -> weights, and the state's l. Returns the weights' scale. What is rounded to bfloat16, by up to 2e-3, need not be known within 3e-7.
+// Then -> weights; m is the state's. Returns the sum of each lane. scale: the weights'. What is rounded to bfloat16, by up to 2e-3, need not be
+// known within 3e-7.
 template <class Lane>
-inline float soften(float* scores, int low, int high, const Scales& scales, float m, float* l, NextLines& next) {
+inline Vec soften(float* scores, int low, int high, const Scales& scales, float m, float* scale, NextLines& next) {
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
   const FetchedLines<FT_AMX ? 2 : 1> lines(next, first, end);
   char* const weights = reinterpret_cast<char*>(scores);  // never ahead of the scores
-  Vec sum = zero();
-  for (int b = first; b < end; ++b) {
-    const Vec x = exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
-    sum = sum + x;
+  const auto weight_of = [&](int b) {
     lines.fetch(b);
-    if (kScaled) {
+    return exp2_of<Lane::kPlaces == 2 && Lane::kBytes == 4>(mul_sub(load(scores + b * kBlockSize), splat(kLog2E), shift));
+  };
+  Vec sum = zero();
+  int b = first;
+  if constexpr (kScaled) {
+    for (; b < end; ++b) {
+      const Vec x = weight_of(b);
+      sum = sum + x;
       store(scores + b * kBlockSize, x);
-    } else {
-      store_weights(Lane{}, weights + b * kBlockSize * 4 / Lane::kPlaces, x);
     }
+    *scale = quantise_weights(scales, scores, weights, first, end);
+  } else {
+    const auto place = [&](int block) { return weights + block * kBlockSize * 4 / Lane::kPlaces; };
+    for (; b + 2 <= end; b += 2) {
+      const Vec x = weight_of(b), other = weight_of(b + 1);
+      sum = sum + x + other;
+      store_weights_of_two(Lane{}, place(b), x, other);
+    }
+    if (b < end) {
+      const Vec x = weight_of(b);
+      sum = sum + x;
+      store_weights(Lane{}, place(b), x);
+    }
+    *scale = 1.0f;
   }
-  *l = sum_lanes(sum);
-  return kScaled ? quantise_weights(scales, scores, weights, first, end) : 1.0f;
+  return sum;
 }
 
 // What a query's numbers may be in an int8 cache's products, for their sums to be int32.

@@ -38,21 +38,21 @@ struct NextLines {
     return fetched;
   }
 
-  // kCount lines, or null.
-  const char* take() {
-    constexpr int64_t kBytes = kCount * 64;
+  // So many times kCount lines, or null.
+  const char* take(int times = 1) {
+    const int bytes = times * kCount * 64;
     if (ahead.run < last_run && ahead.run + 1 < ahead.num_runs && ahead.block >= ahead.runs[ahead.run].end) go_to(ahead.run + 1);
     if (ahead.num_runs) {
       const CacheRun& run = ahead.runs[ahead.run];
       if (ahead.block < min_of(run.end, ahead.run < last_run ? end : run.first + kSegmentsAhead * kSegmentBlocks)) {
         const char* const lines = cache_block(op, batch, run.row, run.kv_head, ahead.block) + ahead.offset;
-        ahead.offset += kBytes;
+        ahead.offset += bytes;
         if (ahead.offset >= op.cache.head_bytes) ahead.offset = 0, ++ahead.block;
         return lines;
       }
     }
 #if !FT_AVX2  // not measured there
-    if (op.ahead) return foretoken::take(*op.ahead, kBytes);
+    if (op.ahead) return foretoken::take(*op.ahead, bytes);
 #endif
     return nullptr;
   }
@@ -66,21 +66,21 @@ struct NextLines {
 // Some lines for each block [first, end) of a segment that something else is computed of.
 template <int kLines>
 struct FetchedLines {
-  const char* lines[kLines > 0 ? kLines : 1] = {};
+  const char* lines = nullptr;
+  int64_t second = 0;  // of a block, behind its first: the same where half as much was taken
 
   FetchedLines(NextLines& next, int first, int end) {
-    static_assert(NextLines::kCount == kSegmentBlocks);
-    const int most = end - first < kSegmentBlocks / 2 ? 1 : kLines;  // else much that is taken would not be fetched
-    for (int i = 0; i < min_of(most, kLines); ++i) {
-      lines[i] = next.take();
-      if (lines[i]) lines[i] -= first * 64;
-    }
+    static_assert(NextLines::kCount == kSegmentBlocks && kLines <= 2);
+    if (!kLines) return;
+    const int times = end - first < kSegmentBlocks / 2 ? 1 : kLines;  // else much that is taken would not be fetched
+    lines = next.take(times);
+    if (lines) lines -= first * 64;
+    second = (times - 1) * NextLines::kCount * 64;
   }
 
   void fetch(int block) const {
-#pragma GCC unroll 4
-    for (int i = 0; i < kLines; ++i) {
-      if (lines[i]) prefetch_line(lines[i] + block * 64);
-    }
+    if (!kLines || !lines) return;
+    prefetch_line(lines + block * 64);
+    if (kLines > 1) prefetch_line(lines + second + block * 64);
   }
 };
