@@ -45,7 +45,10 @@ class Below:
 
 
 class Labelled:
-    """Outermost but for that: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500."""
+    """Outermost but for that: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500.
+
+    scope["state"] has send_piece for a body's pieces: past the layers inside, which act on headers alone.
+    """
 
     def __init__(self, app: ASGIApp, on_response: Callable[[Scope, int], None]) -> None:
         self._app = app
@@ -57,7 +60,7 @@ class Labelled:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         label = given if _LABEL.fullmatch(given) else str(uuid.uuid4())
-        scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic())
+        scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic(), send_piece=send)
         status = 0
 
         async def labelled_send(message: Message) -> None:

@@ -62,11 +62,13 @@ class EventStream(EventSourceResponse):
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send_piece: Send = scope.get("state", {}).get("send_piece", send)
         with closing(self._generation):
             await super().__call__(scope, receive, send)
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
-        await send(message)  # no timeout is set: a scope to cancel for every chunk would cost as much as the chunk
+        # No timeout is set: a scope to cancel for every chunk would cost as much as the chunk. Nor need layers that act on headers see it.
+        await self._send_piece(message)
 
 
 async def whole(generation: Generation, shape: Shape) -> bytes:
