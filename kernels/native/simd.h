@@ -32,12 +32,12 @@ inline float sum_lanes(Vec v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-// Of 16 rows of 16 lanes each: in the same tree, but four shuffles of each row become two.
-inline Vec sums_of_rows(const float* rows) {
-  return fold_rows(rows, [](Vec a, Vec b) { return a + b; }, [](Vec row) { return sum_lanes(row); });
+// Of 16 rows of 16 lanes each, in the same tree; rows from `count` on hold zeros, or -inf.
+inline Vec sums_of_rows(const float* rows, int count) {
+  return fold_rows(rows, count, [](Vec a, Vec b) { return a + b; }, [](Vec row) { return sum_lanes(row); });
 }
-inline Vec maxima_of_rows(const float* rows) {
-  return fold_rows(rows, [](Vec a, Vec b) { return max_of(a, b); }, [](Vec row) { return max_lanes(row); });
+inline Vec maxima_of_rows(const float* rows, int count) {
+  return fold_rows(rows, count, [](Vec a, Vec b) { return max_of(a, b); }, [](Vec row) { return max_lanes(row); });
 }
 
 inline void store_some(uint16_t* p, Halves v, int n) {

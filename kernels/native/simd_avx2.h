@@ -102,11 +102,11 @@ FT_INLINE float max_lanes(Vec v) {
   four = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
-// Each of 16 rows of 16 lanes -> one lane.
+// Each of 16 rows of 16 lanes -> one lane. From `count` on a row's lanes are equal, and none changes another.
 template <class Fold, class Alone>
-FT_INLINE Vec fold_rows(const float* rows, Fold&&, Alone alone) {
+FT_INLINE Vec fold_rows(const float* rows, int count, Fold&&, Alone alone) {
   alignas(64) float folded[16];
-  for (int i = 0; i < 16; ++i) folded[i] = alone(load(rows + i * 16));
+  for (int i = 0; i < 16; ++i) folded[i] = i < count ? alone(load(rows + i * 16)) : rows[i * 16];
   return load(folded);
 }
 FT_INLINE __m256 fold_lanes(Vec v) { return _mm256_add_ps(v.low, v.high); }

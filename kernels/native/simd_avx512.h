@@ -54,9 +54,9 @@ FT_INLINE float max_lanes(Vec v) { return _mm512_reduce_max_ps(v); }
 
 FT_INLINE __m256 fold_lanes(Vec v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
 
-// Each of 16 rows of 16 lanes -> one lane: i with i + 8, then 4, 2, 1, half of the rows' vectors at each step.
+// Each of 16 rows of 16 lanes -> one lane: i with i + 8, then 4, 2, 1, all rows at once, half as many vectors at each step.
 template <class Fold, class Alone>
-FT_INLINE Vec fold_rows(const float* rows, Fold fold, Alone&&) {
+FT_INLINE Vec fold_rows(const float* rows, int /*count*/, Fold fold, Alone&&) {
   const auto row = [rows](int m) { return _mm512_load_ps(rows + (m % 4 * 4 + m / 4) * 16); };  // so that they end up in order
   Vec eights[8], fours[4], twos[2];
 #pragma GCC unroll 8

@@ -191,13 +191,13 @@ inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment&
   of_each([&](int i, int low, int high) {
     return settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, next);
   });
-  store(tile.state, maxima_of_rows(lanes) * splat(kLog2E));
+  store(tile.state, maxima_of_rows(lanes, s.vectors) * splat(kLog2E));
   begin_with(zero());
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
     return soften<Lane>(tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], scales + i, next);
   });
-  store(tile.state + kTile, sums_of_rows(lanes));
+  store(tile.state + kTile, sums_of_rows(lanes, s.vectors));
 }
 
 // The state of one segment, in tile.state. fetched: blocks of it that need not be.

@@ -73,17 +73,20 @@ inline Vec settle_scores(const AttentionOp& op, float* scores, int low, int high
     }
   }
   mask_edges(scores, low, high);
-  Vec greatest = splat(-kInfinity), other = greatest, third = greatest, fourth = greatest;  // none waits for the one before it
+  Vec greatest[4];  // none waits for the one before it
+  for (Vec& most : greatest) most = splat(-kInfinity);
   const FetchedLines<FT_AMX> lines(next, first, end);
   const auto take = [&](Vec& most, int b) {
     most = max_of(most, load(scores + b * kBlockSize));
     lines.fetch(b);
   };
   int b = first;
-  for (; b + 4 <= end; b += 4) take(greatest, b), take(other, b + 1), take(third, b + 2), take(fourth, b + 3);
-  for (; b < end; ++b) take(greatest, b);
-  greatest = max_of(max_of(greatest, other), max_of(third, fourth));
-  return greatest;
+  for (; b + 4 <= end; b += 4) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) take(greatest[i], b + i);
+  }
+  for (; b < end; ++b) take(greatest[0], b);
+  return max_of(max_of(greatest[0], greatest[1]), max_of(greatest[2], greatest[3]));
 }
 
 // Then -> weights; m is the state's. Returns the sum of each lane. scale: the weights'. What is rounded to bfloat16, by up to 2e-3, need not be
