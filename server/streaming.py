@@ -62,7 +62,7 @@ class EventStream(EventSourceResponse):
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send_piece: Send = scope.get("state", {}).get("send_piece", send)
+        self._send_piece: Send = scope["state"]["send_piece"]
         with closing(self._generation):
             await super().__call__(scope, receive, send)
 

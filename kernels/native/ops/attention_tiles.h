@@ -1,6 +1,6 @@
 // Attention's two products over a bfloat16 cache on AMX tiles: a row of a tile is a query vector. A block holds keys and values in the
-// order of the second operand, so that both are loaded from where they lie; keys past L1, where the scores must find room. Specialises
-// what attention_products.h does with vectors.
+// order of the second operand. Keys are loaded from where they lie, past L1, where the scores must find room. Specialises what
+// attention_products.h does with vectors.
 //
 // A tile takes 32 places, and a block has 16 of them: the values of two, one after the other, are copied below each other. Which two does not
 // depend on what is seen, for a tile's sum is rounded before it is added to the others.
@@ -8,26 +8,19 @@
 // A vector's result does not depend on which others share its tile, and blocks that it does not see add exact zeros: its weights
 // there are 0. But 0 times infinity is NaN, so where blocks at the edges of what is seen hold such a value, each token has them by itself.
 
-// Tiles 0-3 are sums, 4 queries, 5 weights, 6 keys, 7 values.
-template <>
-inline void begin_products<PairLane>(int vectors) {
-  TileShapes shapes;
-  for (int tile = 0; tile <= 5; ++tile) shapes.set(tile, vectors);
-  shapes.set(6, 16);
-  shapes.set(7, 16);
-  configure_tiles(shapes);
-}
-// The same for two tiles' scores: sums 0 and 1 of the first and 2 and 3 of the second, queries 4 and 5, keys; then for their outputs, with
-// weights instead of queries and values instead of keys.
-inline void begin_two(const Segment* s) {
+// Of two tiles of vectors: sums 0 and 1 of the first, 2 and 3 of the second, queries or weights 4 and 5, keys or values 6 and 7.
+inline void begin_two(int vectors, int others) {
   TileShapes shapes;
   for (int i = 0; i < 2; ++i) {
-    shapes.set(2 * i, s[i].vectors);
-    shapes.set(2 * i + 1, s[i].vectors);
-    shapes.set(4 + i, s[i].vectors);
+    for (const int tile : {2 * i, 2 * i + 1, 4 + i}) shapes.set(tile, i ? others : vectors);
     shapes.set(6 + i, 16);
   }
   configure_tiles(shapes);
+}
+// Of one: sums 0-3, queries 4, weights 5, keys 6, values 7.
+template <>
+inline void begin_products<PairLane>(int vectors) {
+  begin_two(vectors, vectors);
 }
 template <>
 inline void end_products<PairLane>() {
@@ -95,7 +88,7 @@ constexpr bool kTakesTwo<PairLane> = true;
 
 template <>
 inline void score_two<PairLane>(const char* q0, const char* q1, int64_t q_stride, const Segment* s, int fetched, float* scores0, float* scores1) {
-  begin_two(s);
+  begin_two(s[0].vectors, s[1].vectors);
   for (int b = s->first; b < s->end; b += 2) {
     const bool alone = b + 1 == s->end;
     fetch_around(*s, b, fetched);

@@ -11,9 +11,9 @@ struct alignas(64) TileShapes {  // the operand of LDTILECFG
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int num_rows, int bytes = 64) {
+  void set(int tile, int num_rows) {
     rows[tile] = uint8_t(num_rows);
-    row_bytes[tile] = uint16_t(bytes);
+    row_bytes[tile] = 64;
   }
 };
 static_assert(sizeof(TileShapes) == 64, "LDTILECFG reads 64 bytes");
