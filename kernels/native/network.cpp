@@ -151,7 +151,7 @@ void Network::start(const RunRequest& request, bool chooses) {
   if (most_.ranks) enter_adapters();
   for (Worker& worker : workers_) {
     worker.prepared_op = -1;
-    worker.ahead = {};
+    worker.ahead = &ThreadPool::instance().ahead(int(&worker - workers_.data()));
     worker.attention_op = -1;
     worker.prepared.get<char>(kPrivateRows * most_.prepared);
     worker.scales.get<float>(kPrivateRows);

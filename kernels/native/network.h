@@ -270,7 +270,7 @@ class Network : private Job {
   struct Worker {
     Scratch prepared, scales, input_sums, linear, attention, sampling, ranking, scores, by_token, panels, recurrence;
     int prepared_op = -1, prepared_group = 0;  // whose input `prepared` holds, and which run of its columns
-    ReadAhead ahead{};
+    ReadAhead* ahead = nullptr;  // the pool's
     CacheAhead cache_ahead{};  // of the first unit of attention that the thread will probably run ...
     int attention_op = -1;     // ... for this op
     std::vector<Best> best;

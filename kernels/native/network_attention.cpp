@@ -61,7 +61,7 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   attention.k_norm = op.k_norm;
   attention.norm_eps = op.eps;
   attention.norm_last = op.norm_last != 0;
-  attention.ahead = &worker.ahead;
+  attention.ahead = worker.ahead;
   const int q_width = op.num_heads * op.k_dim, last = op.inputs[op.num_inputs - 1];  // of one input, or of two: q, and what is written
   attention.q = buffer(op.inputs[0]);
   attention.q_stride = width(op.inputs[0]);

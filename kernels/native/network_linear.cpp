@@ -93,7 +93,7 @@ void Network::run_panels(const Phase& phase, int first, int count, int thread) {
     const PreparedRows x = input_of(phase.first_op, group, worker);
     kernels_.linear(weights, x, epilogue, panel, next - panel, next < end_panel ? ReadBehind{} : behind, worker.linear.get<char>(0));
   }
-  if (behind.then) worker.ahead = read_ahead(phase, thread, worker.ahead);
+  if (behind.then) *worker.ahead = read_ahead(phase, thread, *worker.ahead);
 }
 
 // What panels of a group read: its run of the input's columns.

@@ -15,7 +15,7 @@ void Network::run_rows(const Phase& phase, int first, int end, Worker& worker) {
     for (int group = 0; group < linear.groups; ++group) {
       PreparedRows rows = prepared_together(linear, group);
       const float* x = buffer(linear.inputs[0]) + group * (width(linear.inputs[0]) / linear.groups);
-      prepare_rows(linear, weights, x, first, end, rows, &worker.ahead);
+      prepare_rows(linear, weights, x, first, end, rows, worker.ahead);
     }
   }
 }

@@ -36,6 +36,17 @@ class Backoff {
   int count_ = 0;
 };
 
+// Between two looks at what others have done: about as long as a pause takes.
+constexpr int kLinesBetween = 8;
+
+// Some lines of what is read next; false if none are left.
+bool fetch_some(ReadAhead& ahead) {
+  if (ahead.at >= ahead.end) ahead = {ahead.then, ahead.then_end, nullptr, nullptr};
+  if (ahead.at >= ahead.end) return false;
+  for (int i = 0; i < kLinesBetween && ahead.at < ahead.end; ++i, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+  return true;
+}
+
 // Rounding and the treatment of denormals are a thread's own setting, which the caller's libraries may have changed; what is computed
 // must not depend on the thread that does it.
 class DefaultFloatMode {
@@ -95,6 +106,7 @@ void ThreadPool::begin_anew() {
   const auto threads = size_t(num_threads_);
   reservations_.reset(new std::atomic<uint64_t>[threads * kMaxPhases]());
   spent_.reset(new Spent[threads]);
+  aheads_.reset(new Ahead[threads]());
   bounds_.reset(new std::atomic<uint32_t>[threads + 1]());
   share_equally();
 }
@@ -212,6 +224,7 @@ bool ThreadPool::await_job(uint64_t seen) {
 
 void ThreadPool::take_part(uint64_t epoch, int thread) {
   const DefaultFloatMode mode;
+  ahead(thread) = {};
   const int phases = num_phases_.load(std::memory_order_acquire);
   for (int i = 0; i < phases; ++i) {
     if (!finish_phase(epoch, i, thread)) return;
@@ -303,7 +316,7 @@ bool ThreadPool::finish_phase(uint64_t epoch, int phase, int thread) {
     const uint64_t value = phases_[phase].done.load(std::memory_order_acquire);
     if (epoch_of(value) > epoch) return false;
     if (count_in(epoch, value) == units) return true;
-    backoff();
+    if (!fetch_some(ahead(thread))) backoff();
     if (!left || --left || !all) continue;
     for (uint32_t other = 0; other < threads; ++other) {
       uint32_t helped = 0;

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels.h"
+
 namespace foretoken {
 
 constexpr int kMaxPhases = 4096;
@@ -54,6 +56,10 @@ class ThreadPool {
   Run reserved(uint32_t units, Deal deal, int thread) const;
   Run claimed_next(uint32_t units, Deal deal, int thread) const;
 
+  // What a thread fetches while it waits for others: it says so itself while it runs units, job by job. (That the job may be over and its
+  // memory gone by then is no matter to a prefetch.)
+  ReadAhead& ahead(int thread) { return aheads_[size_t(thread)].lines; }
+
   // Runs a job to its end; the caller is thread 0.
   void run(Job& job, const Turn& turn);
 
@@ -67,6 +73,10 @@ class ThreadPool {
   // What a thread's reserved units took, in ticks of the processor's clock; written by whoever runs them.
   struct alignas(64) Spent {
     std::atomic<uint64_t> ticks{0};
+  };
+
+  struct alignas(64) Ahead {
+    ReadAhead lines;
   };
 
   explicit ThreadPool(int threads);
@@ -91,6 +101,7 @@ class ThreadPool {
   std::unique_ptr<Phase[]> phases_;
   std::unique_ptr<std::atomic<uint32_t>[]> bounds_;        // [threads + 1] where each thread's part of what is reserved begins, of kWhole
   std::unique_ptr<Spent[]> spent_;                         // [threads] in this job
+  std::unique_ptr<Ahead[]> aheads_;                        // [threads]
   std::vector<double> parts_, wanted_;                     // [threads] of what is reserved, together 1
   std::atomic<bool> was_helped_{false};                    // whether a thread ran another's part
   std::atomic<Job*> job_{nullptr};

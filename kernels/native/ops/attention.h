@@ -81,14 +81,14 @@ struct Tile {
   int tree_block = 1 << 30;     // blocks from this one on are copies in logical order
   const char* queries;
   int64_t query_bytes;          // of one vector
-  float* scores;                // [16][kSegment]; then the weights, each row's where its scores begin: less to find room for in L1
+  float* scores;                // [16][kScoresRow]; then the weights, each row's where its scores begin: less to find room for in L1
   float* state;                 // of one segment
   float* folded;                // of those before
   char* tree_blocks;            // [kTreeBlocks][head_bytes]
   float query_scales[kTile] = {};  // int8
 };
 
-constexpr size_t kWidestTile = kTile * kSegment * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2;
+constexpr size_t kWidestTile = kTile * kScoresRow * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2;
 static_assert(2 * kWidestTile <= kAttentionScratch && kWidestTile + kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
               "heads of kMaxHeadDim must fit");
 
@@ -102,7 +102,7 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
     memory += bytes;
     return part;
   };
-  tile.scores = reinterpret_cast<float*>(take(kTile * kSegment * 4));
+  tile.scores = reinterpret_cast<float*>(take(kTile * kScoresRow * 4));
   tile.state = reinterpret_cast<float*>(take(state_bytes));
   tile.folded = reinterpret_cast<float*>(take(state_bytes));
   tile.tree_blocks = task.tree ? take(kTreeBlocks * cache.head_bytes) : nullptr;
@@ -189,13 +189,13 @@ inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment&
   };
   begin_with(splat(-kInfinity));
   of_each([&](int i, int low, int high) {
-    return settle_scores<Lane>(op, tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, next);
+    return settle_scores<Lane>(op, tile.scores + i * kScoresRow, low, high, {s.scales, tile.query_scales[i]});
   });
   store(tile.state, maxima_of_rows(lanes, s.vectors) * splat(kLog2E));
   begin_with(zero());
   of_each([&](int i, int low, int high) {
     if (i % 4 == 3) stay_awake<Lane>();
-    return soften<Lane>(tile.scores + i * kSegment, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], scales + i, next);
+    return soften<Lane>(tile.scores + i * kScoresRow, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], scales + i, next);
   });
   store(tile.state + kTile, sums_of_rows(lanes, s.vectors));
 }

@@ -34,7 +34,7 @@ struct ByteLane {
 // Blocks of keys, or vectors of columns, that are multiplied by up to four queries at a time: as many as registers hold sums of.
 constexpr int kTogether = FT_AVX2 ? 1 : 4;
 
-constexpr int64_t kWeightsRow = kSegment * 4;  // bytes from one vector's weights to the next one's
+constexpr int64_t kWeightsRow = kScoresRow * 4;  // bytes from one vector's weights to the next one's
 
 // Whether products of two tiles are made together: on AMX, of a bfloat16 cache. So that each key and value is loaded once for both.
 template <class Lane>
@@ -51,7 +51,7 @@ constexpr bool fetches_between() {
   return Q == 4 && B == 4;
 }
 
-// scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kSegment long.
+// scores[i][16 b + lane] = query i . key (b, lane), Q queries of stride q_stride bytes, B blocks; a row of scores is kScoresRow long.
 template <class Lane, int Q, int B>
 inline void score_tile(const char* q, int64_t q_stride, const char* const* keys, int rows, float* scores, NextLines& next) {
   typename Lane::Sum sum[Q][B];
@@ -82,7 +82,7 @@ inline void score_tile(const char* q, int64_t q_stride, const char* const* keys,
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) store(scores + i * kSegment + b * kBlockSize, Lane::value(sum[i][b]));
+    for (int b = 0; b < B; ++b) store(scores + i * kScoresRow + b * kBlockSize, Lane::value(sum[i][b]));
   }
 }
 
@@ -98,7 +98,7 @@ inline void score_queries(const char* q, int count, int64_t q_stride, const char
       default: score_tile<Lane, 4, B>(q, q_stride, keys, rows, scores, next); break;
     }
     q += take * q_stride;
-    scores += take * kSegment;
+    scores += take * kScoresRow;
     count -= take;
   }
 }

@@ -1,6 +1,7 @@
 // What the tokens of a tile see of one segment of kSegment places.
 
 constexpr int kTile = 16;  // query vectors
+constexpr int kScoresRow = kSegment + 16;  // of a vector: rows that begin 1 KB apart would fall into four sets of L1
 
 struct Segment {
   int tokens, heads, vectors;      // of the tile; heads: of the group

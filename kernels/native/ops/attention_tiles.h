@@ -61,7 +61,7 @@ inline void score_some(const char* q, int64_t q_stride, const char* const* keys,
     load_tile<4>(q, q_stride);
     multiply_keys<kBlocks>(keys, at);
   }
-  store_sum_tiles<kBlocks>(scores, kSegment * 4);
+  store_sum_tiles<kBlocks>(scores, kScoresRow * 4);
 }
 
 // Tile loads hardly wake the hardware's prefetchers: the keys of four blocks further on, and the values of this one.
@@ -106,11 +106,11 @@ inline void score_two<PairLane>(const char* q0, const char* q1, int64_t q_stride
       dot_tiles_bf16<1, 4, 7>();
       dot_tiles_bf16<3, 5, 7>();
     }
-    store_tile<0>(scores0 + b * kBlockSize, kSegment * 4);
-    store_tile<2>(scores1 + b * kBlockSize, kSegment * 4);
+    store_tile<0>(scores0 + b * kBlockSize, kScoresRow * 4);
+    store_tile<2>(scores1 + b * kBlockSize, kScoresRow * 4);
     if (alone) break;
-    store_tile<1>(scores0 + (b + 1) * kBlockSize, kSegment * 4);
-    store_tile<3>(scores1 + (b + 1) * kBlockSize, kSegment * 4);
+    store_tile<1>(scores0 + (b + 1) * kBlockSize, kScoresRow * 4);
+    store_tile<3>(scores1 + (b + 1) * kBlockSize, kScoresRow * 4);
   }
 }
 
@@ -170,12 +170,14 @@ inline void weigh_token_by_token(const Segment& s, int two, const char* all) {
 
 // kTiles * 16 columns, the first of them `column` bytes into a row of values. odd: blocks with a value that is not finite, seen by some.
 template <int kTiles>
-inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, int64_t column, float* sums, int64_t stride) {
+inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, int64_t column, float* sums, int64_t stride,
+                          NextLines& next) {
   alignas(64) char values[2][kBlockSize * kTiles * 64];
   zero_sum_tiles<kTiles>();
   for (int two = s.first / 2; 2 * two < s.end; ++two) {
     char* const of_two = values[two & 1];
     take_values_of_two<kTiles>(s, two, column, of_two);
+    next.fetch();
     load_tile<5>(weights + two * 64, kWeightsRow);
     if (odd >> 2 * two & 3) {
       weigh_token_by_token<kTiles>(s, two, of_two);
@@ -213,12 +215,12 @@ inline void clear_unseen(char* weights, const Segment& s) {
 
 template <>
 inline void weigh_segment<PairLane>(const char* weights, const Segment& s, int /*v_dim*/, float* sums, int64_t stride,
-                                    NextLines& /*next*/) {
+                                    NextLines& next) {
   const uint32_t odd = odd_blocks(s);
   clear_unseen(const_cast<char*>(weights), s);
   int64_t column = 0;
-  for (; column + 4 * 64 <= s.v_row; column += 4 * 64) weigh_columns<4>(weights, s, odd, column, sums, stride);
-  for (; column < s.v_row; column += 2 * 64) weigh_columns<2>(weights, s, odd, column, sums, stride);  // v_pad is a multiple of 32
+  for (; column + 4 * 64 <= s.v_row; column += 4 * 64) weigh_columns<4>(weights, s, odd, column, sums, stride, next);
+  for (; column < s.v_row; column += 2 * 64) weigh_columns<2>(weights, s, odd, column, sums, stride, next);  // v_pad is a multiple of 32
 }
 
 template <>
@@ -239,6 +241,7 @@ inline void weigh_two<PairLane>(float* scores0, float* scores1, const Segment* s
     for (int two = s->first / 2; 2 * two < s->end; ++two) {
       char* const of_two = values[two & 1];
       take_values_of_two<2>(*s, two, column, of_two);
+      next.fetch();
       load_tile<4>(weights0 + two * 64, kWeightsRow);
       load_tile<6>(of_two, 2 * 64);
       dot_tiles_bf16<0, 4, 6>();

@@ -63,7 +63,7 @@ inline float quantise_weights(const Scales& scales, float* x, char* weights, int
 
 // One vector's scores of a segment, places [low, high) of it seen -> scores that are final. Returns the greatest of each lane.
 template <class Lane>
-inline Vec settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales, NextLines& next) {
+inline Vec settle_scores(const AttentionOp& op, float* scores, int low, int high, const Scales& scales) {
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   if (Lane::kBytes == 2) scale_scores(scales, scores, first, end);
   if (op.softcap > 0.0f) {
@@ -75,11 +75,7 @@ inline Vec settle_scores(const AttentionOp& op, float* scores, int low, int high
   mask_edges(scores, low, high);
   Vec greatest[4];  // none waits for the one before it
   for (Vec& most : greatest) most = splat(-kInfinity);
-  const FetchedLines<FT_AMX> lines(next, first, end);
-  const auto take = [&](Vec& most, int b) {
-    most = max_of(most, load(scores + b * kBlockSize));
-    lines.fetch(b);
-  };
+  const auto take = [scores](Vec& most, int b) { most = max_of(most, load(scores + b * kBlockSize)); };
   int b = first;
   for (; b + 4 <= end; b += 4) {
 #pragma GCC unroll 4
@@ -96,7 +92,7 @@ inline Vec soften(float* scores, int low, int high, const Scales& scales, float 
   constexpr bool kScaled = Lane::kBytes == 2;
   const int first = low / kBlockSize, end = (high + kBlockSize - 1) / kBlockSize;
   const Vec shift = splat(m);
-  const FetchedLines<FT_AMX ? 2 : 1> lines(next, first, end);
+  const FetchedLines lines(next, first);
   char* const weights = reinterpret_cast<char*>(scores);  // never ahead of the scores
   const auto weight_of = [&](int b) {
     lines.fetch(b);

@@ -38,9 +38,9 @@ struct NextLines {
     return fetched;
   }
 
-  // So many times kCount lines, or null.
-  const char* take(int times = 1) {
-    const int bytes = times * kCount * 64;
+  // kCount lines, or null.
+  const char* take() {
+    constexpr int bytes = kCount * 64;
     if (ahead.run < last_run && ahead.run + 1 < ahead.num_runs && ahead.block >= ahead.runs[ahead.run].end) go_to(ahead.run + 1);
     if (ahead.num_runs) {
       const CacheRun& run = ahead.runs[ahead.run];
@@ -63,24 +63,16 @@ struct NextLines {
   }
 };
 
-// Some lines for each block [first, end) of a segment that something else is computed of.
-template <int kLines>
+// A line for each block from `first` on of a segment that something else is computed of.
 struct FetchedLines {
-  const char* lines = nullptr;
-  int64_t second = 0;  // of a block, behind its first: the same where half as much was taken
+  const char* lines;
 
-  FetchedLines(NextLines& next, int first, int end) {
-    static_assert(NextLines::kCount == kSegmentBlocks && kLines <= 2);
-    if (!kLines) return;
-    const int times = end - first < kSegmentBlocks / 2 ? 1 : kLines;  // else much that is taken would not be fetched
-    lines = next.take(times);
+  FetchedLines(NextLines& next, int first) : lines(next.take()) {
+    static_assert(NextLines::kCount == kSegmentBlocks);
     if (lines) lines -= first * 64;
-    second = (times - 1) * NextLines::kCount * 64;
   }
 
   void fetch(int block) const {
-    if (!kLines || !lines) return;
-    prefetch_line(lines + block * 64);
-    if (kLines > 1) prefetch_line(lines + second + block * 64);
+    if (lines) prefetch_line(lines + block * 64);
   }
 };
