@@ -19,9 +19,9 @@ constexpr size_t kSumBytes = kMaxRows * 2 * kPanel * sizeof(float);
 static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearScratch,
               "sums, then a strip of dequantised weights, then the best of each row");
 
-// Up to so many rows of int8 weights are fetched into L1, so many tiles of each panel before they are multiplied: of the next strip, into L2, one row
-// of M2 takes 4 to 5 % longer, 8 rows 2 % (of Qwen2.5-0.5B's shape 2 % both). From 16 rows on, and of bfloat16, it is the other way round.
-constexpr int kNearRows = 8, kTilesAhead = 3;
+// Where rows of int8 take no more of L1, their weights are fetched into the rest of it, so many tiles of each panel before they are multiplied: fetched a
+// strip before, into L2, one row of M2 takes 4 to 5 % longer, 8 rows 2 % (of Qwen2.5-0.5B's shape 2 % both). bfloat16's are better off that way.
+constexpr int kNearBytes = 20000, kTilesAhead = 3;
 
 // Up to so many rows codes are multiplied in vectors, as they are: cheaper than making tiles for so little use.
 constexpr int kCodeRows = 4;
@@ -231,7 +231,7 @@ inline void multiply_panels(const PackedLinear& w, const PreparedRows& x, int fi
       }
     }
     const bool known = !last || !behind || behind->then;
-    TileStrip strip = {here, panel_bytes, end - begin, known ? next : nullptr, last && behind, kInteger && rows <= kNearRows};
+    TileStrip strip = {here, panel_bytes, end - begin, known ? next : nullptr, last && behind, kInteger && rows * x.stride <= kNearBytes};
     if constexpr (kCodes) {
       constexpr int kMadeBytes = Packed::kTiles * kTileBytes;
       strip = {dequantised, int64_t(kStripTiles) * kMadeBytes, (end - begin) * Packed::kTiles, nullptr, false, false};
