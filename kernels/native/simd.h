@@ -77,14 +77,7 @@ inline void fetch_line(const float* p) { asm volatile("prefetcht0 %0" ::"m"(*p))
 inline void prefetch_line(const char* p) { asm volatile("prefetcht1 %0" ::"m"(*p)); }
 inline void prefetch_line_once(const char* p) { asm volatile("prefetchnta %0" ::"m"(*p)); }
 
-// So many bytes, the last of them maybe of what lies behind; null if there are none left.
-inline const char* take(ReadAhead& ahead, int bytes) {
-  if (ahead.at >= ahead.end && ahead.then) ahead = {ahead.then, ahead.then_end, nullptr, nullptr};
-  if (ahead.at >= ahead.end) return nullptr;
-  const char* const taken = ahead.at;
-  ahead.at = taken + bytes < ahead.end ? taken + bytes : ahead.end;
-  return taken;
-}
+#include "ops/read_ahead.h"
 
 inline void fetch_some(ReadAhead* ahead, int lines) {
 #if FT_AMX  // whose loops read memory faster than what is between them leaves it idle; on AVX-512 alone it gains nothing

@@ -13,6 +13,8 @@
 namespace foretoken {
 namespace {
 
+#include "ops/read_ahead.h"
+
 using Clock = std::chrono::steady_clock;
 
 // Between two steps of a busy engine lies some tenths of a millisecond of other work: awake for that long, a thread joins the
@@ -37,14 +39,13 @@ class Backoff {
 };
 
 // Between two looks at what others have done: about as long as a pause takes.
-constexpr int kLinesBetween = 8;
+constexpr int kLinesBetween = 16;
 
 // Some lines of what is read next; false if none are left.
 bool fetch_some(ReadAhead& ahead) {
-  if (ahead.at >= ahead.end) ahead = {ahead.then, ahead.then_end, nullptr, nullptr};
-  if (ahead.at >= ahead.end) return false;
-  for (int i = 0; i < kLinesBetween && ahead.at < ahead.end; ++i, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
-  return true;
+  const char* const lines = take(ahead, kLinesBetween * 64);
+  for (int i = 0; lines && i < kLinesBetween; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+  return lines;
 }
 
 // Rounding and the treatment of denormals are a thread's own setting, which the caller's libraries may have changed; what is computed
