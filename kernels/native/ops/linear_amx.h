@@ -20,8 +20,9 @@ static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearS
               "sums, then a strip of dequantised weights, then the best of each row");
 
 // Where rows of int8 take no more of L1, their weights are fetched into the rest of it, so many tiles of each panel before they are multiplied: fetched a
-// strip before, into L2, one row of M2 takes 4 to 5 % longer, 8 rows 2 % (of Qwen2.5-0.5B's shape 2 % both). bfloat16's are better off that way.
-constexpr int kNearBytes = 20000, kTilesAhead = 3;
+// strip before, into L2, one row of M2 takes 4 to 6 % longer (three tiles before: as much where L3 is far). What 8 rows gain or lose differs by
+// processor, 16 lose 2 %: their results wait for the same fill buffers. bfloat16's are better off a strip before.
+constexpr int kNearBytes = 8000, kTilesAhead = 5;
 
 // Up to so many rows codes are multiplied in vectors, as they are: cheaper than making tiles for so little use.
 constexpr int kCodeRows = 4;
