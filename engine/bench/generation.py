@@ -15,7 +15,6 @@ from .network import BLOCK, READ_PASSES
 from .transformers_peer import TransformersPeer
 
 FIRST_ID = 8  # below are the tokenizer's markers
-PROMPTS_A_ROUND = 3  # of a draft model: behind one prompt it is right half as often again as behind another
 
 
 class Prompts:
@@ -127,8 +126,8 @@ def measure_speculation(target: Model, draft: Model, k: int, threads: int, effor
             outputs[method] += tokens
             return seconds
 
-        turns = take_turns({m: partial(run, m) for m in outputs}, PROMPTS_A_ROUND * effort.rounds)
-        rates = {method: s.rate(new) for method, s in turns.items()}
+        seconds = take_turns({m: partial(run, m) for m in outputs}, effort.rounds * effort.drafted_prompts)
+        rates = {method: s.rate(new) for method, s in seconds.items()}
     same = Series((sum(a == b for a, b in zip(*outputs.values(), strict=True)) / len(outputs["off"]),))
     length = Series((1 + accepted / max(drafts, 1),))
     return [

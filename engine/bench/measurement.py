@@ -85,6 +85,7 @@ class Effort:
     verified_context: int = 512
     rows_context: int = 256
     load_prompt_tokens: int = 128  # of a request under load, and of one that is compared with another program's
+    drafted_prompts: int = 3  # a round: what a draft model gains differs by half from prompt to prompt
 
     def within(self, positions: int) -> Effort:
         """The same as far as a model of so many positions goes."""
@@ -100,6 +101,6 @@ class Effort:
         )
 
 
-QUICK = Effort(rounds=2, slot_s=0.02, decode_tokens=16, contexts=(128, 512, 1024), rows=(1, 4), verified=(1, 4, 16))
+QUICK = Effort(rounds=2, slot_s=0.02, decode_tokens=16, contexts=(128, 512, 1024), rows=(1, 4), verified=(1, 4, 16), drafted_prompts=1)
 
 Announce = Callable[[str], None]

@@ -170,7 +170,7 @@ def _speculation(results: Results) -> Table:
     ]
     about = (
         "M2 with o_proj and down_proj of the layers from the 7th on scaled by 0.1; the draft is its first six layers, in int8 where the "
-        "native executor runs it. Greedy, one stream, prompts in the cache, three a round."
+        f"native executor runs it. Greedy, one stream, prompts in the cache, {results.effort.drafted_prompts} a round."
     )
     header = ["", "off, tokens/s", "on", "times", "tokens a target pass", "same outputs"]
     return Table("A draft model", about, header, rows)

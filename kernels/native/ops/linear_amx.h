@@ -20,8 +20,8 @@ static_assert(kSumBytes + kStripBytes + kMaxRows * sizeof(LaneBests) <= kLinearS
               "sums, then a strip of dequantised weights, then the best of each row");
 
 // Where rows of int8 take no more of L1, their weights are fetched into the rest of it, so many tiles of each panel before they are multiplied: fetched a
-// strip before, into L2, one row of M2 takes 4 to 6 % longer (three tiles before: as much where L3 is far). What 8 rows gain or lose differs by
-// processor, 16 lose 2 %: their results wait for the same fill buffers. bfloat16's are better off a strip before.
+// strip before, into L2, one row of M2 takes 4 to 8 % longer (three tiles before: as much where L3 is far). 8 rows gain or lose 2 % by processor, 16
+// lose up to 3 %. bfloat16's are better off a strip before.
 constexpr int kNearBytes = 8000, kTilesAhead = 5;
 
 // Up to so many rows codes are multiplied in vectors, as they are: cheaper than making tiles for so little use.
