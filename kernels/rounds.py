@@ -1,7 +1,8 @@
 """Several passes in one call, each over what the one before it said: plain data in and out. Knows no requests.
 
 A row's guesses are what its own text, a prediction of it, a table of n-grams or a smaller network says next; those that the target would
-have said are kept, and the next round goes on behind them. proposers/ngram.py, prediction.py, ngram_cache.py and drafting.py say what is
+have said are kept, and the next round goes on behind them. Where tokens of a pass cost next to nothing, a network's next best ones are
+verified too, each instead of a guess: a chain with leaves. proposers/ngram.py, prediction.py, ngram_cache.py and drafting.py say what is
 guessed, engine/verifier.py what is kept.
 
 Numbers are packed by `struct`, not by numpy: they are few, and after a pass that has read all weights each call into numpy takes ten

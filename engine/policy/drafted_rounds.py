@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowLookups
 from ..request import Request
 from .costs import CostTable, DraftCost
-from .rounds_choice import FEWEST_ROUNDS, rounds_within
+from .rounds_choice import rounds_within
 
 DRAFTED_STEP_S = 30e-3  # seconds that such a step may take: its tokens come several at a time anyway, and so much later nobody sees them
 WEIGHED_ROUNDS = 8  # for which a decision stands: a text that is hard to guess for is to be noticed
@@ -21,8 +21,9 @@ LEAST_SHARE = 0.25  # of what a proposer takes for a draft, that is its network'
 def drafted_rounds(running: Sequence[Request], ceilings: Sequence[int], round_s: float, longest_unseen_s: float) -> RoundsAsked | None:
     """Rounds with so many guesses for each row. round_s: seconds of one, the draft's included; 0 = unknown."""
     step_s = max(DRAFTED_STEP_S, longest_unseen_s)
-    if not round_s or not (most_rounds := rounds_within(step_s, round_s, running)):
+    if not round_s:
         return None
+    most_rounds = rounds_within(step_s, round_s, running) or 1  # one, too, has alternates beside its chains
     return RoundsAsked(most_rounds, step_s, [RowLookups(draft_k=ceiling) for ceiling in ceilings])
 
 
@@ -39,21 +40,18 @@ class DraftedRounds:
         beside_s = max(0.0, costs.target.seconds(2) - costs.passes.seconds(2))
         grid = costs.drafts[drafter].figures() if drafter >= 0 else {}
         self._drafts = DraftCost({key: max(LEAST_SHARE * seconds, seconds - beside_s) for key, seconds in grid.items()})
-        usual = rounds_within(self._step_s, costs.passes.seconds(2) + self._drafts.seconds(1, 1), ()) or FEWEST_ROUNDS
+        usual = rounds_within(self._step_s, costs.passes.seconds(2) + self._drafts.seconds(1, 1), ()) or 1
         self._beside_s = beside_s / min(usual, WEIGHED_ROUNDS)  # of each round
 
     def costs(self, running: Sequence[Request]) -> tuple[Callable[[float], float], DraftCost] | None:
-        """Seconds of a round by the tokens of its pass, and its draft's. None: these rows can have no rounds, or they are too long."""
+        """Seconds of a round by the tokens of its pass, and its draft's. None: these rows can have no rounds."""
         if self.drafter < 0 or any([request.prediction for request in running]):
             return None
         passes, beside_s = self._passes.at(_context(running)), self._beside_s
-        shortest = passes(len(running) + 1) + beside_s + self._drafts.seconds(1, 1)
-        if not rounds_within(self._step_s, shortest, running):
-            return None
         return lambda tokens: passes(tokens) + beside_s, self._drafts
 
     def ask(self, running: Sequence[Request], ceilings: Sequence[int]) -> RoundsAsked | None:
-        """None if they are too long."""
+        """None if it is unknown what they take."""
         seconds = self._passes.seconds(len(running) + sum(ceilings), _context(running)) + self._beside_s
         seconds += self._drafts.seconds(max(ceilings), sum([ceiling > 0 for ceiling in ceilings]))
         asked = drafted_rounds(running, ceilings, seconds, self._longest_unseen_s)

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace foretoken {
 namespace {
+
+// More than this were hardly ever right, and then took as long as they brought.
+constexpr int kMostNextBest = 4, kAlternatesPerGuess = 2;
 
 // Guesses that the drafter may make for the row; 0 if it cannot read its text.
 int most_of(const RoundsDrafter& drafter, const RoundsRow& row, int room) {
@@ -17,7 +21,7 @@ int most_of(const RoundsDrafter& drafter, const RoundsRow& row, int room) {
 
 }  // namespace
 
-void DraftChains::make(const RoundsRequest& request, const std::vector<int>& alive, const ThreadPool::Turn& turn) {
+void DraftChains::make(const RoundsRequest& request, const std::vector<int>& alive, int most_at_once, const ThreadPool::Turn& turn) {
   const RoundsDrafter& drafter = *request.drafter;
   token_ids_.clear(), positions_.clear(), slots_.clear(), logits_indices_.clear(), seq_lens_.clear(), num_causal_.clear();
   counts_.clear(), temperatures_.clear(), streams_.clear(), first_positions_.clear();
@@ -62,14 +66,33 @@ void DraftChains::make(const RoundsRequest& request, const std::vector<int>& ali
     chain.first_positions = first_positions_.data();
   }
   chain.input = chain.state = -1;
-  drafter.network->run_chain(chain, turn, drafter.threshold > 0.0f);
+
+  // Tokens of the pass that cost next to nothing, shared by the chains.
+  const int guessed = int(std::accumulate(counts_.begin(), counts_.end(), int64_t(0)));
+  const int spare = std::max(0, std::min(most_at_once, request.most_tokens) - int(alive.size()) - guessed) / int(chains);
+  const NextBest next{std::min(spare, kMostNextBest), next_best_.get<int32_t>(chosen_.size() * kMostNextBest)};
+  drafter.network->run_chain(chain, turn, drafter.threshold > 0.0f, next);
 
   guesses_.assign(chosen_.begin(), chosen_.end());
-  lengths_.resize(chains);
+  lengths_.resize(chains), alternates_.resize(chains);
   for (size_t n = 0; n < chains; ++n) {
     const float* likely = confidence_.data() + n * size_t(steps_);
     const float* doubted = std::find_if(likely, likely + counts_[n] - 1, [&](float p) { return p < drafter.threshold; });
     lengths_[n] = std::isfinite(*likely) ? int(doubted - likely) + 1 : 0;  // of scores that are no numbers nothing is the best
+    take_alternates(n, std::min(spare, kAlternatesPerGuess * lengths_[n]), next);
+  }
+}
+
+// At most so many for a chain, the likeliest first: a place further on is reached about as much less often as the next token of one is right.
+void DraftChains::take_alternates(size_t chain, int most, const NextBest& next) {
+  std::vector<Alternate>& taken = alternates_[chain];
+  taken.clear();
+  const int length = lengths_[chain];
+  for (int sum = 0; sum < length + next.count && int(taken.size()) < most; ++sum) {
+    for (int place = std::min(sum, length - 1); place >= 0 && sum - place < next.count; --place) {
+      const int32_t token = next.token_ids[(int64_t(chain) * steps_ + place) * next.count + sum - place];
+      if (token >= 0 && int(taken.size()) < most) taken.push_back({token, place});
+    }
   }
 }
 

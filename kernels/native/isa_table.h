@@ -35,7 +35,7 @@ namespace {
 
 const Kernels* FT_TABLE() {
   static constexpr Kernels table = {
-      prepare, linear, unpack_rows, low_rank_down, low_rank_up, rms_norm, activate, softcap, best_of_row, best_panels,
+      FT_AMX ? 16 : 1, prepare, linear, unpack_rows, low_rank_down, low_rank_up, rms_norm, activate, softcap, best_of_row, best_panels,
       rotate_and_write, attend, fold, causal_conv, to_length, memory_steps, gated_norm, sample,
   };
   return &table;

@@ -83,6 +83,14 @@ void Network::set_shortlist(const PackedLinear* weights) {
   find_narrow_buffers();
 }
 
+// Experts are read by who goes to them: more tokens read more.
+int Network::most_at_once() const {
+  const bool takes_time = std::any_of(ops_.begin(), ops_.end(), [](const Op& op) {
+    return op.kind == OpKind::kExperts || (op.kind == OpKind::kLinear && op.weights->precision == Precision::kFloat32);
+  });
+  return takes_time ? 1 : kernels_.tile_rows;
+}
+
 // What is only read by products in bfloat16, and is as wide as they take, may be stored in it: the same rounding, sooner.
 void Network::find_narrow_buffers() {
   may_be_narrow_.assign(buffers_.size(), false);

@@ -129,6 +129,29 @@ struct ChainRequest {
   int32_t input, state;         // buffers: a token's row of `state` is the next one's row of `input`; -1 = no such buffers
 };
 
+// What else is wanted of chains: for each place so many of the best tokens but for the one that was chosen, in their order.
+struct NextBest {
+  int count = 0;
+  int32_t* token_ids = nullptr;  // [N][steps][count], -1 = there is none
+};
+
+// One of them, verified beside the chain: another token in the place of one of its guesses.
+struct Alternate {
+  int32_t token;
+  int32_t place;                // of that guess, from 0 on
+};
+
+// What a row may go on with: a chain, or anything that leaves it after some of its tokens.
+struct Guess {
+  const int32_t* token_ids = nullptr;
+  int count = 0;
+  int source = 0;         // RoundsSource
+  float expected = 0.0f;  // how many will stand, by the table, ...
+  float gain = 0.0f;      // ... and as far as that is trusted, beyond their price
+  const Alternate* alternates = nullptr;
+  int num_alternates = 0;
+};
+
 enum RoundsSource : int32_t { kFromPrediction = 0, kFromText = 1, kFromTable = 2, kFromDraft = 3 };
 
 // One row of a call in rounds, in and out: ROW of kernels/rounds.py is its mirror.
@@ -240,8 +263,10 @@ class Network : private Job {
   void run(const RunRequest& request);
   void run_chain(const ChainRequest& request);
   // Of at least one chain. wants_confidence: else that of a greedy token may be 1 wherever scores are finite.
-  void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence = true);
+  void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence = true, const NextBest& next_best = {});
   void run_rounds(RoundsRequest& request);
+  // Tokens that a pass may have without taking notably longer than with one.
+  int most_at_once() const;
 
   // Bytes of a slot of one recurrent layer with so many guesses, a multiple of 64.
   int64_t state_slot_bytes(int layer, int num_guesses) const;
@@ -340,16 +365,18 @@ class Network : private Job {
   void shorten(int row);
   void refine_run(int unit, Worker& worker);
   void choose(int row, Worker& worker);
+  void find_next_best(int row, const Choosable& from, int chosen);
   void refine(int row, const int32_t* panels, int count, Worker& worker);
   int raced_with(int64_t token, int32_t* panels) const;
   Choosable choosable(int row, Worker& worker) const;
   int64_t draw(const Choosable& from, const Link& link, Worker& worker);
-  void draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen);
+  void draw(const RoundsRow& row, const Guess& guess, const float* logits, int64_t* chosen);
   void convolve(const Op& op, int first, int end) const;
   void measure_recurrence(const Op& op);
   void enter_recurrence(const RunRequest& request);
   void plan_recurrence(int op);
   float* slot_of(const Op& op, int slot) const;
+  void move_in_cache(int64_t from, int64_t to) const;
   float* kept_guess(const Op& op, int slot, int guess) const;
   void convolve_causally(const Op& op, int unit);
   void leave_tail(const Op& op, const RecurrencePlan::Row& row, int last, int slot, int first, int count);
@@ -394,6 +421,7 @@ class Network : private Job {
   bool wants_best_ = false;
   bool shortens_ = false;             // whether the head is the shortlist
   bool wants_confidence_ = true;      // of a chain's tokens
+  int num_next_best_ = 0;             // as in NextBest
   std::vector<bool> is_narrow_;         // [num_buffers] whether it has bfloat16 now
   std::vector<int32_t> slots_;          // [T] of each token's adapter, 0 = none
   std::vector<AttentionPlan*> plan_of_op_;
@@ -404,6 +432,7 @@ class Network : private Job {
   int num_guesses_ = 0;
   std::vector<Link> links_;             // [N] of a chain's step
   std::vector<Shortlisted> shortlisted_;  // [N]
+  std::vector<int32_t> next_best_;      // [N][num_next_best]
   int choosable_ = 0;
   const int64_t* token_map_ = nullptr;
   bool limits_columns_ = false;

@@ -78,4 +78,12 @@ AttentionOp Network::attention_of(const Op& op, Worker& worker) const {
   return attention;
 }
 
+// What a token has in the cache, of every layer.
+void Network::move_in_cache(int64_t from, int64_t to) const {
+  for (const Op& op : ops_) {
+    if (op.kind != OpKind::kAttention || is_frozen(op)) continue;
+    cache_move(make_cache_layer(cache_type_, op.kv_heads, op.k_dim, op.v_dim, cache_[op.layer]), &from, &to, 1);
+  }
+}
+
 }  // namespace foretoken

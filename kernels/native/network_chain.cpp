@@ -19,7 +19,7 @@ void Network::run_chain(const ChainRequest& request) {
   run_chain(request, ThreadPool::instance().take_turn());
 }
 
-void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence) {
+void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence, const NextBest& next_best) {
   const BatchView& first = request.run.batch;
   const int chains = first.num_logits, steps = request.steps;
 
@@ -41,6 +41,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
   token_map_ = request.token_map;
   wants_confidence_ = wants_confidence || token_map_;  // what has no column scores -inf, which is no mistake there
   limits_columns_ = request.limits_columns != 0;
+  num_next_best_ = next_best.count;
   RunRequest pass = request.run;
 
   // A network that only reads its cache has all of a chain's tokens where the first one is.
@@ -120,6 +121,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
     for (int i = 0; i < count; ++i) logits_rows_[size_t(i)] = i;
     links_.resize(size_t(count));
     shortlisted_.resize(size_t(count));
+    next_best_.resize(size_t(count) * size_t(num_next_best_));
     for (int i = 0; i < count; ++i) {
       const int n = alive[size_t(i)];
       links_[size_t(i)] = {0, 0.0f, request.temperatures ? request.temperatures[n] : 0.0f, 0};
@@ -131,6 +133,7 @@ void Network::run_chain(const ChainRequest& request, const ThreadPool::Turn& tur
       const int64_t at = int64_t(alive[size_t(i)]) * steps + step;
       request.token_ids[at] = links_[size_t(i)].token;
       request.confidence[at] = links_[size_t(i)].confidence;
+      std::copy_n(next_best_.begin() + i * num_next_best_, num_next_best_, next_best.token_ids + at * num_next_best_);
       if (request.logits) {
         std::memcpy(request.logits + at * vocab_size_, logits_ + int64_t(i) * vocab_size_, size_t(vocab_size_) * sizeof(float));
       }
@@ -259,9 +262,32 @@ void Network::choose(int row, Worker& worker) {
   if (!wants_confidence_) link.confidence = std::isfinite(best.value + best.poison) ? 1.0f : NAN;
   link.token = token_map_ && !draws ? int(token_map_[best.index]) : best.index;
   const int64_t token = draws ? draw(from, link, worker) : -1;
-  if (token < 0) return;  // greedy; or logits that are not finite: their best will do for a guess
-  link.token = int(token);
-  link.confidence *= std::exp(from.scores[token] - best.value);
+  if (token >= 0) {  // else greedy; or logits that are not finite: their best will do for a guess
+    link.token = int(token);
+    link.confidence *= std::exp(from.scores[token] - best.value);
+  }
+  if (num_next_best_) find_next_best(row, from, link.token);
+}
+
+
+// Of a network without a token map, and from the shortlist where there is one.
+void Network::find_next_best(int row, const Choosable& from, int chosen) {
+  int32_t* const found = next_best_.data() + row * num_next_best_;
+  std::fill_n(found, num_next_best_, -1);
+  Shortlisted& among = shortlisted_[size_t(row)];
+  if (!shortens_) among.count = kernels_.best_panels(from.scores, from.count, num_next_best_ + 1, among.panels);
+  std::sort(among.panels, among.panels + among.count);  // of equals the first is the better one
+  for (int i = 0; i < among.count; ++i) {
+    const int first = among.panels[i] * kPanel, end = std::min(first + kPanel, from.count);
+    for (int column = first; column < end; ++column) {
+      if (column == chosen) continue;
+      int at = num_next_best_;
+      while (at > 0 && (found[at - 1] < 0 || from.scores[column] > from.scores[found[at - 1]])) --at;
+      if (at == num_next_best_) continue;
+      std::copy_backward(found + at, found + num_next_best_ - 1, found + num_next_best_);
+      found[at] = column;
+    }
+  }
 }
 
 }  // namespace foretoken

@@ -78,14 +78,6 @@ int earlier_place(const RoundsRow& row) {
   return found;
 }
 
-struct Guess {
-  const int32_t* token_ids = nullptr;
-  int count = 0;
-  int source = 0;         // RoundsSource
-  float expected = 0.0f;  // how many will stand, by the table, ...
-  float gain = 0.0f;      // ... and as far as that is trusted, beyond their price
-};
-
 constexpr int kMostChained = 64;  // MAX_NUM_SPECULATIVE_TOKENS of proposers/config_entry.py is not more
 
 constexpr float kLeastChance = 0.05f;  // LEAST_CHANCE of proposers/ngram_cache.py
@@ -150,7 +142,7 @@ struct RoundsBatch {
 
   void lay_out(const RoundsRequest& request, const std::vector<int>& alive, const DraftChains& drafts, int vocab) {
     guesses.clear(), token_ids.clear(), positions.clear(), slots.clear(), seq_lens.clear(), num_causal.clear();
-    adapters.clear();
+    adapters.clear(), tree_mask.clear();
     query_start.assign(1, 0);
     chains.resize(alive.size());
     int room = request.most_tokens - int(alive.size());
@@ -158,23 +150,33 @@ struct RoundsBatch {
       RoundsRow& row = request.rows[r];
       const int first = row.length() - 1;
       const size_t at = guesses.size();
-      const Guess guess = row.draft_k ? Guess{drafts.token_ids(at), drafts.count(at), kFromDraft}
-                                      : guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
+      Guess guess = row.draft_k ? Guess{drafts.token_ids(at), drafts.count(at), kFromDraft}
+                                : guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
       room -= guess.count;
-      for (int i = 0; i <= guess.count; ++i) {
-        const int place = first + i;
-        token_ids.push_back(i ? guess.token_ids[i - 1] : row.text[first]);
-        positions.push_back(place);
+      if (row.draft_k) {
+        const std::vector<Alternate>& alternates = drafts.alternates(at);
+        guess.alternates = alternates.data();
+        guess.num_alternates = std::clamp(row.num_places - row.length() - guess.count, 0, int(alternates.size()));
+      }
+      const auto add = [&](int32_t token, int position, int place, int64_t sees) {
+        token_ids.push_back(token);
+        positions.push_back(position);
         slots.push_back(int64_t(row.table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
+        tree_mask.push_back(guess.num_alternates ? sees : 0);
+      };
+      add(row.text[first], first, first, 0);
+      for (int i = 1; i <= guess.count; ++i) add(guess.token_ids[i - 1], first + i, first + i, (int64_t(1) << i) - 1);
+      for (int i = 0; i < guess.num_alternates; ++i) {
+        const auto& [token, place] = guess.alternates[i];
+        add(token, first + 1 + place, first + 1 + guess.count + i, ((int64_t(1) << place) - 1) | int64_t(1) << (guess.count + i));
       }
       guesses.push_back(guess);
       query_start.push_back(tokens());
-      seq_lens.push_back(first + 1 + guess.count);
-      num_causal.push_back(guess.count + 1);
+      seq_lens.push_back(first + 1 + guess.count + guess.num_alternates);
+      num_causal.push_back(guess.num_alternates ? 1 : guess.count + 1);
       adapters.push_back(row.adapter);
     }
     for (int i = int(logits_indices.size()); i < tokens(); ++i) logits_indices.push_back(i);
-    tree_mask.assign(size_t(tokens()), 0);
     if (tables.size() != alive.size() * size_t(table_width)) lay_out_tables(request, alive);
   }
 
@@ -195,37 +197,52 @@ struct RoundsBatch {
 };
 
 // The row grows by what the target says, as far as that is what was guessed, and one token more. chosen, top: of its places. Returns
-// how much of the guess stood, what lies behind the row's end included.
-int grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float* top) {
-  for (int accepted = 0;; ++accepted) {
-    if (chosen[accepted] < 0 || !std::isfinite(top[accepted])) {
+// how much of the guess stood, what lies behind the row's end included, and where that path ends.
+struct Grown {
+  int accepted;
+  int node;  // more than there are guesses: an alternate
+};
+Grown grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float* top) {
+  // The node that follows one of the chain if the target says this, -1 = none.
+  const auto following = [&](int node, int64_t token) {
+    if (node < guess.count && guess.token_ids[node] == token) return node + 1;
+    const Alternate *const first = guess.alternates, *const end = first + guess.num_alternates;
+    const auto* const found = std::find_if(first, end, [&](const Alternate& one) { return one.place == node && one.token == token; });
+    return found == end ? -1 : guess.count + 1 + int(found - first);
+  };
+  for (int accepted = 0, node = 0;; ++accepted) {
+    if (chosen[node] < 0 || !std::isfinite(top[node])) {
       row.has_failed = 1;
-      return accepted;
+      return {accepted, node};
     }
-    const bool is_guessed = accepted < guess.count && guess.token_ids[accepted] == chosen[accepted];
+    const int next = node <= guess.count ? following(node, chosen[node]) : -1;
     if (!row.has_ended) {
-      const int32_t token = int32_t(chosen[accepted]);
+      const int32_t token = int32_t(chosen[node]);
       row.text[row.length()] = token;  // behind all that a guess is read from
       ++row.num_new;
       row.has_ended = ends(row, token) || row.num_new == row.most_new;
     }
-    if (!is_guessed) return accepted;
+    if (next < 0) return {accepted, node};
+    node = next;
   }
 }
 
 }  // namespace
 
-// Tokens of a row that draws, at each place that those before it lead to. logits: of its first place.
-void Network::draw(const RoundsRow& row, const int32_t* guess, int count, const float* logits, int64_t* chosen) {
-  std::vector<SampleRow> places(size_t(count) + 1, row.sampling);
-  for (int i = 0; i <= count; ++i) {
-    SampleRow& place = places[size_t(i)];
-    place.logits = logits + int64_t(i) * vocab_size_;
-    place.key = noise_key(row.sampling.key, row.length() + i);
-    place.parent = i - 1;
-    place.guess = i ? guess[i - 1] : -1;
-  }
-  kernels_.sample(places.data(), count + 1, vocab_size_, rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_)), chosen);
+// Tokens of a row that draws, at each node that those before it lead to. logits: of its first one.
+void Network::draw(const RoundsRow& row, const Guess& guess, const float* logits, int64_t* chosen) {
+  std::vector<SampleRow> nodes;
+  const auto add = [&](int parent, int token) {
+    SampleRow& node = nodes.emplace_back(row.sampling);
+    node.logits = logits + int64_t(nodes.size() - 1) * vocab_size_;
+    node.key = noise_key(row.sampling.key, row.length() + parent + 1);
+    node.parent = parent;
+    node.guess = token;
+  };
+  add(-1, -1);
+  for (int i = 0; i < guess.count; ++i) add(i, guess.token_ids[i]);
+  for (int i = 0; i < guess.num_alternates; ++i) add(guess.alternates[i].place, guess.alternates[i].token);
+  kernels_.sample(nodes.data(), int(nodes.size()), vocab_size_, rounds_sampling_.get<char>(sample_scratch_bytes(vocab_size_)), chosen);
 }
 
 void Network::run_rounds(RoundsRequest& request) {
@@ -246,7 +263,7 @@ void Network::run_rounds(RoundsRequest& request) {
   while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
     // 1. what a drafter guesses
     const Clock::time_point drafted = Clock::now();
-    if (request.drafter) drafts.make(request, alive, turn);
+    if (request.drafter) drafts.make(request, alive, most_at_once(), turn);
     const Clock::time_point started = Clock::now();
 
     // 2. the pass, with whole logits of the rows that draw
@@ -278,13 +295,16 @@ void Network::run_rounds(RoundsRequest& request) {
       const Guess& guess = batch.guesses[i];
       if (row.sampling.temperature != 0.0f) {
         const float* logits = logits_ + int64_t(logits_rows_[size_t(first_node)]) * vocab_size_;
-        draw(row, guess.token_ids, guess.count, logits, chosen.data() + first_node);
+        draw(row, guess, logits, chosen.data() + first_node);
       }
-      const int before = row.num_new, accepted = grow(row, guess, chosen.data() + first_node, top.data() + first_node);
+      const int before = row.num_new;
+      const auto [accepted, last] = grow(row, guess, chosen.data() + first_node, top.data() + first_node);
+      const bool is_alternate = last > guess.count;
+      if (is_alternate) move_in_cache(batch.slots[size_t(first_node + last)], batch.slots[size_t(first_node + accepted)]);
       if (guess.count) {
         const int emitted = std::min(accepted, row.num_new - before);
         request.drafts[request.num_drafts++] = {r, guess.source, before, guess.count, accepted, emitted, guess.expected};
-        if (row.draft_k) row.num_read += std::min(emitted, drafts.num_fed(i));
+        if (row.draft_k) row.num_read += std::min({emitted, accepted - is_alternate, drafts.num_fed(i)});
       }
       // Without a place for its next token, or for all that a drafter is to guess, a row waits until others give theirs back.
       const int wanted = std::min(row.draft_k, row.most_new - row.num_new - 1);

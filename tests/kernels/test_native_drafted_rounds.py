@@ -16,6 +16,7 @@ from foretoken.kernels import noise, sampling
 from foretoken.kernels.execution import Execution
 from foretoken.kernels.layout import KVTensors
 from foretoken.kernels.native import NativeExecutor
+from foretoken.kernels.native_library import availability
 from foretoken.kernels.noise import Purpose
 from foretoken.kernels.rounds import FROM_DRAFT, FROM_TEXT, Drafter, RoundsLimits, RoundsOutput, RoundsRow, answers, nums_read
 from foretoken.proposers.base import DraftContext, DraftRow, Draw, Feedback
@@ -26,6 +27,9 @@ from foretoken.proposers.learned import LearnedProposer
 pytestmark = native_only
 
 VOCAB, MOST_K, MOST_LENGTH, NUM_BLOCKS = 64, 6, 160, 64
+TILE_ROWS, MOST_NEXT_BEST, ALTERNATES_PER_GUESS = 16, 4, 2
+Alternate = tuple[int, int]
+"""A token, and the place of the guess that it may stand instead of."""
 Told = tuple[int, int, int]
 """Of a draft: tokens of the row before it, guesses, accepted ones."""
 
@@ -65,6 +69,7 @@ class Pair:
     target: NativeExecutor
     draft: NativeExecutor
     settings: dict[str, Any] = field(default_factory=dict)  # samples, threshold, readable, max_length
+    most_at_once: int = 1  # tokens that a pass of the target has for little more than the price of one
 
     def proposer(self) -> LearnedProposer:
         drawing = Drawing(VOCAB, self.settings.get("samples", False))
@@ -73,19 +78,22 @@ class Pair:
         return LearnedProposer("draft", self.draft.kv_layers, cache, ChainGuesser(network, drawing, self.settings.get("threshold", 0.0)))
 
 
-def pair(dtype: torch.dtype = torch.float32, unlike: float = 0.06, **settings: Any) -> Pair:
-    """unlike: how far the draft's weights are from the target's."""
+def pair(dtype: torch.dtype = torch.float32, unlike: float = 0.06, draft_dtype: torch.dtype | None = None, **settings: Any) -> Pair:
+    """unlike: how far the draft's weights are from the target's. draft_dtype: None = the target's."""
     program = small_program(vocab_size=VOCAB, max_position_embeddings=MOST_LENGTH)
     weights, other = random_weights(program), random_weights(program, seed=1)
     near = {name: tensor if "norm" in name else tensor + unlike * other[name] for name, tensor in weights.items()}
-    return Pair(NativeExecutor(program, weights, Execution(dtype)), NativeExecutor(program, near, Execution(dtype)), settings)
+    target, draft = NativeExecutor(program, weights, Execution(dtype)), NativeExecutor(program, near, Execution(draft_dtype or dtype))
+    return Pair(target, draft, settings, TILE_ROWS if dtype == torch.bfloat16 and availability().isa == "amx" else 1)
 
 
 class _Run:
     """Texts as they grow in caches of their own."""
 
     def __init__(self, pair: Pair, texts: list[Text]) -> None:
-        self.texts, self.target, self.proposer = texts, pair.target, pair.proposer()
+        self.texts, self.target, self.draft, self.proposer = texts, pair.target, pair.draft, pair.proposer()
+        self.most_at_once = pair.most_at_once
+        self.num_instead = 0  # alternates that were right
         self.kv = pair.target.allocate(NUM_BLOCKS, 16)
         self.said = [[*text.prompt] for text in texts]
         self.told: list[list[Told]] = [[] for _ in texts]
@@ -122,19 +130,23 @@ class Steps(_Run):
         draft = self.proposer.propose(DraftContext(rows, 10_000, 16))
         accepted: list[list[int]] = []
         emitted: list[list[int]] = []
+        asked = [row.ceiling for row in rows if row.ceiling]
+        spare = max(0, self.most_at_once - len(alive) - sum(asked)) // max(1, len(asked))
         num_tokens = 0
         for i, row in enumerate(alive):
             guess = draft.token_ids[draft.start_loc[i] : draft.start_loc[i + 1]]
             before = len(self.said[row])
-            said, num_right = self._verified(row, guess)
+            alternates = self._alternates(row, guess, spare)
+            said, path = self._verified(row, guess, alternates)
             for token in said:
                 if self.goes_on(row):
                     self.said[row].append(token)
             if guess:
-                self.told[row].append((before, len(guess), num_right))
-            accepted.append([*range(num_right)])
+                self.told[row].append((before, len(guess), len(path)))
+            self.num_instead += len(guess) in path
+            accepted.append(path)
             emitted.append(self.said[row][before:])
-            num_tokens += 1 + len(guess)
+            num_tokens += 1 + len(guess) + len(alternates)
         nothing = [0] * len(alive)
         names = [row.request_id for row in rows]
         self.proposer.observe(Feedback(names, nothing, nothing, accepted, emitted, [False] * len(alive)))
@@ -154,19 +166,44 @@ class Steps(_Run):
         draw = Draw(text.temperature, len(text.prompt), 0)
         return DraftRow(text.name, said, len(text.prompt), length, ceiling, 0, array("i", text.blocks), (0,), draw)
 
-    def _verified(self, row: int, guess: list[int]) -> tuple[list[int], int]:
+    def _alternates(self, row: int, guess: list[int], spare: int) -> list[Alternate]:
+        """What is verified beside a chain: next to its tokens the draft's best other ones, the likeliest first."""
+        text, width = self.texts[row], min(spare, MOST_NEXT_BEST)
+        if not guess or not width:
+            return []
+        read = Row([*self.said[row], *guess[:-1]], 0, text.blocks)
+        logits = self.draft.run(batch_of([read]), self.draft.allocate(NUM_BLOCKS, 16)).logits
+        assert logits is not None
+        ranked = logits[-len(guess) :].argsort(dim=-1, descending=True, stable=True).tolist()
+        best = [[token for token in tokens if token != guessed][:width] for tokens, guessed in zip(ranked, guess, strict=True)]
+        found = sorted((place + rank, -place, token) for place, tokens in enumerate(best) for rank, token in enumerate(tokens))
+        room = text.places - len(self.said[row]) - len(guess)
+        return [(token, -place) for _, place, token in found[: max(0, min(spare, ALTERNATES_PER_GUESS * len(guess), room))]]
+
+    def _verified(self, row: int, guess: list[int], alternates: list[Alternate]) -> tuple[list[int], list[int]]:
+        """The target's tokens, and the nodes that they agree with: those of the guess, or the one behind it for any alternate."""
+        known = self.said[row][-1]
+        tokens: list[int] = []
+        for i, token in enumerate(self._chosen(row, [known, *guess])):
+            tokens.append(token)
+            if i < len(guess) and token != guess[i] and (token, i) in alternates:
+                return [*tokens, self._chosen(row, [known, *tokens])[-1]], [*range(i), len(guess)]
+            if i == len(guess) or token != guess[i]:
+                break
+        return tokens, [*range(len(tokens) - 1)]
+
+    def _chosen(self, row: int, chain: list[int]) -> list[int]:
+        """The target's token behind each of the row's last one and a guess."""
         text, length = self.texts[row], len(self.said[row])
-        logits = self.target.run(batch_of([Row([self.said[row][-1], *guess], length - 1, text.blocks)]), self.kv).logits
+        logits = self.target.run(batch_of([Row(chain, length - 1, text.blocks)]), self.kv).logits
         assert logits is not None
         tokens: list[int] = []
-        for i, expected in enumerate([*guess, None]):
+        for i in range(len(chain)):
             place = text.sampling
             place["key"] = noise.keys(place["key"], [length + i]).numpy()
             place["logits"] = sampling.rows_of(logits, np.array([i]))
             tokens.append(int(sampling.sample(place, logits.shape[1])[0]))
-            if tokens[-1] != expected:
-                break
-        return tokens, len(tokens) - 1
+        return tokens
 
 
 class Calls(_Run):
@@ -230,12 +267,16 @@ def check(calls: Calls, steps: Steps) -> None:
 def both(pair: Pair, rows: list[Text], rng: random.Random, **options: Any) -> tuple[Calls, int]:
     """To the end in calls of a few rounds, each checked against as many steps. Returns the guesses that were right, too."""
     calls, steps = Calls(pair, rows), Steps(pair, rows)
+    go_together(calls, steps, rng, **options)
+    return calls, sum(accepted for told in calls.told for _, _, accepted in told)
+
+
+def go_together(calls: Calls, steps: Steps, rng: random.Random, **options: Any) -> None:
     while calls.alive:
         output = calls.run(rng.randrange(1, 8), **options)
         assert len(output.tokens) == len(output.seconds) == len(output.draft_seconds) > 0
         assert output.tokens.tolist() == [steps.step() for _ in output.tokens]
         check(calls, steps)
-    return calls, sum(accepted for told in calls.told for _, _, accepted in told)
 
 
 @pytest.mark.parametrize("temperature, samples", [(0.0, False), (0.3, False), (0.7, True)])
@@ -256,8 +297,22 @@ def test_any_rows_in_any_calls(seed: int) -> None:
     for text in rows:
         text.k, text.most_new, text.temperature = rng.randrange(MOST_K + 1), rng.randrange(1, 50), rng.choice([0.0, 0.5, 1.0])
         text.stops = rng.sample(range(VOCAB), rng.randrange(3))
-    network = pair(unlike=rng.choice([0.02, 0.06, 1.0]), samples=rng.random() < 0.5, threshold=rng.choice([0.0, 0.4]))
-    both(network, rows, rng)
+    settings = {"unlike": rng.choice([0.02, 0.06, 1.0]), "samples": rng.random() < 0.5, "threshold": rng.choice([0.0, 0.4])}
+    for dtype in (torch.float32, torch.bfloat16):
+        both(pair(dtype, **settings), rows, rng)
+
+
+@pytest.mark.parametrize("temperature, samples", [(0.0, False), (0.3, False), (0.7, True)])
+@pytest.mark.parametrize("count, k, draft_dtype", [(1, 1, torch.bfloat16), (2, 3, torch.float32), (1, 6, torch.bfloat16)])
+def test_where_a_tile_has_rows_left_other_tokens_are_verified_beside_a_chain(
+    count: int, k: int, draft_dtype: torch.dtype, temperature: float, samples: bool
+) -> None:
+    rng = random.Random(15)
+    network = pair(torch.bfloat16, draft_dtype=draft_dtype, samples=samples)
+    rows = texts(rng, count, k=k, temperature=temperature, most_new=70)
+    calls, steps = Calls(network, rows), Steps(network, rows)
+    go_together(calls, steps, rng)
+    assert steps.num_instead > 3 or network.most_at_once == 1
 
 
 def test_a_draft_that_is_the_target_is_always_right() -> None:
