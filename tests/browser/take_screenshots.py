@@ -70,8 +70,8 @@ def take(url: str) -> None:
         page.click("#race-open")
         page.wait_for_selector("#race[data-state=replaying]", timeout=120_000)
         page.wait_for_timeout(3_500)
-        keep(page, "race")
-        page = opened(viewport={"width": 1200, "height": 735})
+        keep(page.locator("#race"), "race")
+        page = opened(viewport={"width": 1200, "height": 470})
         page.click("#tab-metrics")
         with_load(page, url)
         chromium.close()
@@ -106,9 +106,9 @@ def with_load(page: Any, url: str) -> None:
         thread.join()
 
 
-def keep(page: Any, name: str) -> None:
+def keep(part: Any, name: str) -> None:
     path = IMAGES / f"page-{name}.webp"
-    picture = Image.open(io.BytesIO(page.screenshot()))
+    picture = Image.open(io.BytesIO(part.screenshot()))
     picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE).save(path, lossless=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}  {size:,} bytes")
