@@ -129,7 +129,7 @@ Guess guess_of(RoundsRow& row, int most, int vocab, const RoundsRequest& request
 
 bool ends(const RoundsRow& row, int32_t token) { return std::find(row.stops, row.stops + row.num_stops, token) != row.stops + row.num_stops; }
 
-// One pass of the rows that go on: of each its last token and its guess.
+// One pass of the rows that go on: of each its last token and its guess, as a chain or, with alternates, as a tree.
 struct RoundsBatch {
   std::vector<Guess> guesses;
   std::vector<Chain> chains;  // what guesses from the table point to
@@ -145,18 +145,23 @@ struct RoundsBatch {
     adapters.clear(), tree_mask.clear();
     query_start.assign(1, 0);
     chains.resize(alive.size());
-    int room = request.most_tokens - int(alive.size());
+    int room = request.most_tokens - int(alive.size());  // for what is looked up
+    for (size_t i = 0; i < alive.size(); ++i) {
+      if (request.rows[alive[i]].draft_k) room -= drafts.count(i) + int(drafts.alternates(i).size());
+    }
     for (int r : alive) {
       RoundsRow& row = request.rows[r];
       const int first = row.length() - 1;
       const size_t at = guesses.size();
-      Guess guess = row.draft_k ? Guess{drafts.token_ids(at), drafts.count(at), kFromDraft}
-                                : guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
-      room -= guess.count;
+      Guess guess;
       if (row.draft_k) {
         const std::vector<Alternate>& alternates = drafts.alternates(at);
+        guess = {drafts.token_ids(at), drafts.count(at), kFromDraft};
         guess.alternates = alternates.data();
         guess.num_alternates = std::clamp(row.num_places - row.length() - guess.count, 0, int(alternates.size()));
+      } else {
+        guess = guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
+        room -= guess.count;
       }
       const auto add = [&](int32_t token, int position, int place, int64_t sees) {
         token_ids.push_back(token);
@@ -196,12 +201,13 @@ struct RoundsBatch {
   }
 };
 
-// The row grows by what the target says, as far as that is what was guessed, and one token more. chosen, top: of its places. Returns
-// how much of the guess stood, what lies behind the row's end included, and where that path ends.
+// What stood of a guess, what lies behind the row's end included.
 struct Grown {
   int accepted;
-  int node;  // more than there are guesses: an alternate
+  int node;  // the last one: an alternate if there are fewer guesses
 };
+
+// The row grows by what the target says, as far as that was guessed, and one token more. chosen, top: of its nodes.
 Grown grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float* top) {
   // The node that follows one of the chain if the target says this, -1 = none.
   const auto following = [&](int node, int64_t token) {

@@ -371,11 +371,13 @@ def test_a_row_that_has_no_places_for_a_whole_draft_waits() -> None:
     check(calls, steps)
 
 
-def test_a_pass_has_no_more_tokens_than_it_may() -> None:
+@pytest.mark.parametrize("dtype, count", [(torch.float32, 5), (torch.bfloat16, 3)])
+def test_a_pass_has_no_more_tokens_than_it_may(dtype: torch.dtype, count: int) -> None:
     rng = random.Random(9)
-    network, rows = pair(), texts(rng, 5)
+    network, rows = pair(dtype), texts(rng, count)
+    rows[0].k, rows[0].prompt = 0, [1, 2, 3, 1, 2, 3, 1]  # it looks in its text
     calls, steps = Calls(network, rows), Steps(network, rows)
-    output = calls.run(20, most_tokens=12)
+    output = calls.run(20, most_tokens=12, text_k=8)
     assert max(output.tokens) == 12
     steps.finish()
     assert all(theirs[: len(mine)] == mine for mine, theirs in zip(calls.said, steps.said, strict=True))
