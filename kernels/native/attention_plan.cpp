@@ -30,7 +30,7 @@ constexpr int within(int low, int high, int first, int end) {
 }
 
 bool go_together(const AttentionTask& a, const AttentionTask& b) {
-  return a.row == b.row && a.kv_head == b.kv_head && a.run == b.run && !a.tree && !b.tree;
+  return a.row == b.row && a.kv_head == b.kv_head && a.run == b.run;
 }
 
 }  // namespace
@@ -38,26 +38,20 @@ bool go_together(const AttentionTask& a, const AttentionTask& b) {
 // Vectors of one row, each over all its segments.
 void AttentionPlan::find_tiles(const BatchView& batch, int heads_per_kv, int window, int most_vectors) {
   tiles_.clear();
-  const auto add = [&](int row, int first, int tokens, int tree, auto&& seen_by) {
-    const int vectors = tokens * heads_per_kv;
+  for (int row = 0; row < batch.num_rows && heads_per_kv; ++row) {
+    const int first = batch.query_start[row], vectors = (batch.query_start[row + 1] - first) * heads_per_kv;
     for (int vector = 0; vector < vectors; vector += most_vectors) {
       const int count = std::min(most_vectors, vectors - vector);
       const int token = first + vector / heads_per_kv, last = first + (vector + count - 1) / heads_per_kv;
       if (std::all_of(batch.slots + token, batch.slots + last + 1, [](int64_t slot) { return slot < 0; })) continue;
-      const Places seen = seen_by(token, last);
+      Places seen{};
+      for (int t = token, order[kMaxTree]; t <= last; ++t) {
+        const Places own = places_of(batch, row, t, window, order);
+        if (own.low >= own.high) continue;
+        seen = seen.low < seen.high ? Places{std::min(seen.low, own.low), std::max(seen.high, own.high)} : own;
+      }
       const int first_segment = seen.low / kSegment, end_segment = seen.low < seen.high ? div_up(seen.high, kSegment) : first_segment;
-      tiles_.push_back({{row, token, vector % heads_per_kv, count, tree, first_segment, end_segment, 0, -1, 0}, seen.low, seen.high});
-    }
-  };
-  for (int row = 0; row < batch.num_rows && heads_per_kv; ++row) {
-    const int start = batch.query_start[row], end = batch.query_start[row + 1], tree = std::min(start + batch.num_causal[row], end);
-    add(row, start, tree - start, 0, [&](int token, int last) {
-      return Places{causal_places(batch, row, token, window).low, causal_places(batch, row, last, window).high};
-    });
-    for (int token = tree; token < end; ++token) {
-      int order[kMaxTree];
-      const int count = tree_order(batch, row, token, order);
-      add(row, token, 1, 1, [&](int, int) { return tree_places(batch, row, token, window, order, count); });
+      tiles_.push_back({{row, token, vector % heads_per_kv, count, first_segment, end_segment, 0, -1, 0}, seen.low, seen.high});
     }
   }
 }

@@ -256,10 +256,9 @@ struct BatchView {
 // from any of them on.
 struct AttentionTask {
   int32_t row;                  // of the batch
-  int32_t first_token;          // flat; a tree token shares no tile
+  int32_t first_token;          // flat
   int32_t first_head;           // of that token, within the kv head's group of query heads
   int32_t num_vectors;
-  int32_t tree;                 // 1 = a tree token
   int32_t first_segment, end_segment;   // [first, end) of the places' segments of kSegment
   int32_t kv_head;
   int32_t group;                // tasks of one group cover the segments of one tile: the last to finish folds them in order; -1 = it has all
@@ -315,7 +314,7 @@ struct Kernels {
 
   // Normalise, rotate and store token t's k and v of one kv head, and its queries of that group. ahead: as in attend.
   void (*rotate_and_write)(const AttentionOp&, const BatchView&, int token, int kv_head, CacheAhead& ahead);
-  // Of a task, or two of one row, head and run without a tree: the partial state (see ops/attention.h) of each of its segments, or the finished
+  // Of a task, or two of one row, head and run: the partial state (see ops/attention.h) of each of its segments, or the finished
   // output if partials[i] is null. ahead: what the thread reads for these tasks and those around them, some of it fetched on the way.
   void (*attend)(const AttentionOp&, const BatchView&, const AttentionTask* tasks, int count, CacheAhead& ahead, float* const* partials,
                  void* scratch);

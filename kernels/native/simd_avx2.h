@@ -224,16 +224,6 @@ FT_INLINE Int compressed(Mask m, Int v) {
   return to.all();
 }
 FT_INLINE Vec compressed(Mask m, Vec v) { return as_floats(compressed(m, as_ints(v))); }
-FT_INLINE Int permuted(Mask m, Int index, Int v, Int other) {
-  const Lanes from(v), places(index);
-  Lanes to(other);
-  for (uint32_t left = bits_of(m); left; left &= left - 1) to.of[__builtin_ctz(left)] = from.of[places.of[__builtin_ctz(left)]];
-  return to.all();
-}
-FT_INLINE Halves permuted(Mask m, Int index, Halves v, Halves other) {  // (every number fits into 16 bits, but for its sign)
-  const Int all = permuted(m, index, widen(v), widen(other));
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(all.low, all.high), 0xd8);
-}
 FT_INLINE Vec add(Mask m, Vec a, Vec other) { return select(m, other + a, other); }
 FT_INLINE Vec min_of(Mask m, Vec a, Vec other) { return select(m, min_of(other, a), other); }
 FT_INLINE Vec max_of(Mask m, Vec a, Vec other) { return select(m, max_of(other, a), other); }

@@ -141,11 +141,6 @@ FT_INLINE Vec only(Mask m, Vec v) { return _mm512_maskz_mov_ps(m, v); }         
 // The lanes of the mask, one behind the other; behind them 0.
 FT_INLINE Vec compressed(Mask m, Vec v) { return _mm512_maskz_compress_ps(m, v); }
 FT_INLINE Int compressed(Mask m, Int v) { return _mm512_maskz_compress_epi32(m, v); }
-// Lane i is lane index[i] of v where the mask says so, else that of other.
-FT_INLINE Int permuted(Mask m, Int index, Int v, Int other) { return _mm512_mask_permutexvar_epi32(other, m, index, v); }
-FT_INLINE Halves permuted(Mask m, Int index, Halves v, Halves other) {
-  return _mm256_mask_permutexvar_epi16(other, m, _mm512_cvtepi32_epi16(index), v);
-}
 // Operations on the lanes of the mask: the others are the last operand's, or 0.
 FT_INLINE Vec add(Mask m, Vec a, Vec other) { return _mm512_mask_add_ps(other, m, other, a); }
 FT_INLINE Vec min_of(Mask m, Vec a, Vec other) { return _mm512_mask_min_ps(other, m, other, a); }

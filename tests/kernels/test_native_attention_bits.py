@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_attention import Layer, Row, Shape, context_slots, deal, each_isa, each_type, needs_library, ragged
+from native_attention import ISA_NUMBERS, Layer, Row, Shape, context_slots, deal, each_isa, each_type, needs_library, ragged
 from torch import Tensor
 
 from foretoken.engine.runner import ancestors
@@ -119,41 +119,48 @@ def test_other_rows_change_no_bit(name: str, type: CacheType):
     assert (together[int(batch.query_start_loc[-1]) :] == 0).all()
 
 
-@pytest.mark.parametrize("context", [0, 3, 30, 245, 255, 256, 300])
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("context", [0, 3, 30, 245, 252, 256, 300, 515, 529])
 @pytest.mark.parametrize("name", INVARIANT_SHAPES)
 @each_type
-def test_a_tree_token_is_the_token_of_a_chain(context: int, name: str, type: CacheType):
-    """Each path of a tree gives the bits of a chain of those tokens, and so does what follows once the path has been moved."""
-    rng = random.Random(context)
+def test_a_tree_token_is_the_token_of_a_chain(context: int, name: str, type: CacheType, poisoned: bool):
+    """Each path of a tree gives the bits of a chain of those tokens, whatever others hold, and so does what follows once it is moved."""
+    rng = random.Random(f"{context} {name} {type} {poisoned}")
     shape = replace(INVARIANT_SHAPES[name], type=type)
-    size = rng.choice([9, 40, 64])
+    size, isa = rng.choice([9, 40, 64]), rng.choice([-1, *ISA_NUMBERS])
     parents = [rng.randrange(max(-1, node - 4), node) for node in range(size)]
-    tree = Row(context, 1, parents)
+    causal, first = rng.choice([1, 1, 3]), rng.choice([0, 0, context, rng.randint(0, context)])
     generator = torch.Generator().manual_seed(context)
     past = torch.randn(context, shape.width, generator=generator)
-    x = torch.randn(1 + size, shape.width, generator=generator)
+    x = torch.randn(causal + size, shape.width, generator=generator)
+    for node in rng.sample(range(size), size // 9 * poisoned):
+        x[causal + node, -rng.choice([1, shape.v_dim]) :] = rng.choice([torch.inf, torch.nan])
     after = torch.randn(1, shape.width, generator=generator)
 
-    layer, blocks = Layer(shape), deal([Row(context, size + 2)], rng)[0]
-    if context:
-        layer.run(ragged([Row(0, context)], [blocks]), past, only_write=True)
-    batch = ragged([tree], [blocks])
-    out = layer.run(batch, x, threads=rng.choice([1, 4]), seed=5)
+    def run(layer: Layer, blocks: list[int], row: Row, x: Tensor) -> Tensor:
+        batch = replace(ragged([row], [blocks]), first_places=torch.tensor([first], dtype=torch.int32))
+        return layer.run(batch, x, isa, threads=rng.choice([1, 4, 16]), seed=5)
 
+    def same(a: Tensor, b: Tensor) -> bool:
+        return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+    def begin() -> tuple[Layer, list[int]]:
+        layer, blocks = Layer(shape), deal([Row(context, size + 4)], rng)[0]
+        if context:
+            layer.run(ragged([Row(0, context)], [blocks]), past, isa, only_write=True)
+        return layer, blocks
+
+    layer, blocks = begin()
+    out = run(layer, blocks, Row(context, causal, parents), x)
     _, masks = ancestors(parents)
-    leaves = rng.sample(range(size), 4)
-    for leaf in leaves:
-        path = [node for node in range(size) if masks[leaf] >> node & 1]
-        chain, chain_blocks = Layer(shape), deal([Row(context, size + 2)], rng)[0]
-        chain.run(ragged([Row(0, context)], [chain_blocks]), past, only_write=True)
-        index = torch.tensor([0, *(1 + node for node in path)])
-        chain_out = chain.run(ragged([Row(context, len(index))], [chain_blocks]), x[index])
-        assert torch.equal(out[index], chain_out)
-        if leaf != leaves[-1]:
-            continue
-        layer.kv.move(batch.slot_mapping[index], batch.slot_mapping[: len(index)])
-        step = Row(context + len(index), 1)
-        assert torch.equal(layer.run(ragged([step], [blocks]), after), chain.run(ragged([step], [chain_blocks]), after))
+    for leaf in rng.sample(range(size), 5):
+        index = torch.tensor([*range(causal), *(causal + node for node in range(size) if masks[leaf] >> node & 1)])
+        chain, chain_blocks = begin()
+        assert same(out[index], run(chain, chain_blocks, Row(context, len(index)), x[index]))
+    slots = ragged([Row(context, causal, parents)], [blocks]).slot_mapping
+    layer.kv.move(slots[index], slots[: len(index)])
+    step = Row(context + len(index), 1)
+    assert same(run(layer, blocks, step, after), run(chain, chain_blocks, step, after))
 
 
 @each_type

@@ -14,7 +14,7 @@
 #endif
 #include "attention_weights.h"
 
-constexpr int kTreeBlocks = (kMaxTree + 2 * (kBlockSize - 1)) / kBlockSize;  // that kMaxTree places can touch
+constexpr int kOwnBlocks = (kMaxTree + 3 * kBlockSize - 2) / kBlockSize;  // that a token can have: see Tile
 
 // States of a tile: m [16], l [16], sums [vectors][v_pad].
 inline int64_t state_floats(int vectors, int v_pad) { return 2 * kTile + int64_t(vectors) * v_pad; }
@@ -75,22 +75,37 @@ inline void store_outputs(const AttentionOp& op, const BatchView& batch, const A
 }
 
 // What a task works on, and its part of the scratch memory.
+//
+// Tokens of a row see the same blocks up to the tree. From there on each sees places of its own: there the scores of all places are computed at
+// once, each token takes its own in its order, and has products of its own with values in that order. This begins with an even block, for
+// AMX multiplies the values of two at once.
 struct Tile {
   int tokens;                   // that it has vectors of
   Places seen[kTile];           // of each token
-  int tree_block = 1 << 30;     // blocks from this one on are copies in logical order
+  int own_block = 1 << 30;      // blocks from this one on are each token's own; never, if none is of a tree
+  int tree_start = 0;
   const char* queries;
   int64_t query_bytes;          // of one vector
   float* scores;                // [16][kScoresRow]; then the weights, each row's where its scores begin: less to find room for in L1
   float* state;                 // of one segment
   float* folded;                // of those before
-  char* tree_blocks;            // [kTreeBlocks][head_bytes]
+  int (*order)[kMaxTree];       // of each token's tree
   float query_scales[kTile] = {};  // int8
+
+  // The place in the cache of what token t sees at a logical one.
+  int source(int t, int place) const { return place < tree_start ? place : tree_start + order[t][place - tree_start]; }
 };
 
-constexpr size_t kWidestTile = kTile * kScoresRow * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2;
-static_assert(2 * kWidestTile <= kAttentionScratch && kWidestTile + kTreeBlocks * 2 * kMaxHeadDim * kBlockSize * 4 <= kAttentionScratch,
-              "heads of kMaxHeadDim must fit");
+// Scratch memory for a segment with blocks of the tokens' own.
+struct OwnBlocks {
+  float scores[kTile][kScoresRow];                      // of the places from own_block on, as they lie in the cache
+  float scales[kTile][kOwnBlocks * 2 * kBlockSize];     // int8: of each token's keys and values
+  char values[kOwnBlocks * kBlockSize * kMaxHeadDim * 4];  // of one token
+};
+
+constexpr size_t kWidestTile = kTile * kScoresRow * 4 + 2 * 4 * (2 * kTile + kTile * kMaxHeadDim) + kTile * kMaxHeadDim * 2 +
+                                kTile * kMaxTree * 4;
+static_assert(2 * kWidestTile + sizeof(OwnBlocks) <= kAttentionScratch, "heads of kMaxHeadDim must fit");
 
 // memory: goes on behind what the tile takes of it.
 inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, char*& memory) {
@@ -105,7 +120,7 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
   tile.scores = reinterpret_cast<float*>(take(kTile * kScoresRow * 4));
   tile.state = reinterpret_cast<float*>(take(state_bytes));
   tile.folded = reinterpret_cast<float*>(take(state_bytes));
-  tile.tree_blocks = task.tree ? take(kTreeBlocks * cache.head_bytes) : nullptr;
+  tile.order = reinterpret_cast<int(*)[kMaxTree]>(take(kTile * kMaxTree * 4));
 
   const int64_t rows = (batch.num_tokens + 15) / 16 * 16, group = op.num_heads / cache.kv_heads;
   tile.tokens = int((task.first_head + task.num_vectors - 1) / group) + 1;
@@ -118,22 +133,10 @@ inline Tile make_tile(const AttentionOp& op, const BatchView& batch, const Atten
     tile.queries = reinterpret_cast<const char*>(narrow);
   }
 
-  if (!task.tree) {
-    for (int t = 0; t < tile.tokens; ++t) tile.seen[t] = causal_places(batch, task.row, task.first_token + t, op.window);
-    return tile;
-  }
-  int order[kMaxTree];
-  const int count = tree_order(batch, task.row, task.first_token, order), start = tree_start(batch, task.row);
-  tile.seen[0] = tree_places(batch, task.row, task.first_token, op.window, order, count);
-  tile.tree_block = start / kBlockSize;
-  const int first = max_of(tile.tree_block, task.first_segment * kSegmentBlocks), end = task.end_segment * kSegmentBlocks;
-  for (int b = first; b < end && b * kBlockSize < start + count; ++b) {
-    int source[kBlockSize];
-    for (int i = 0; i < kBlockSize; ++i) {
-      const int place = b * kBlockSize + i;
-      source[i] = place < start ? place : place < start + count ? start + order[place - start] : -1;
-    }
-    gather_block(op, batch, task.row, task.kv_head, source, tile.tree_blocks + (b - tile.tree_block) * cache.head_bytes);
+  for (int t = 0; t < tile.tokens; ++t) tile.seen[t] = places_of(batch, task.row, task.first_token + t, op.window, tile.order[t]);
+  if (task.first_token + tile.tokens > batch.query_start[task.row] + batch.num_causal[task.row]) {
+    tile.tree_start = tree_start(batch, task.row);
+    tile.own_block = tile.tree_start / kBlockSize & ~1;
   }
   return tile;
 }
@@ -143,40 +146,96 @@ template <class Lane>
 inline Segment look_at(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, int segment) {
   const CacheLayer& cache = op.cache;
   Segment s{};
+  s.number = segment;
   s.tokens = tile.tokens;
   s.heads = op.num_heads / cache.kv_heads;
   s.vectors = task.num_vectors;
   s.first_head = task.first_head;
-  s.first = kSegmentBlocks;
-  s.whole_end = kSegmentBlocks;
+  s.own = max_of(min_of(tile.own_block - segment * kSegmentBlocks, kSegmentBlocks), 0);
   for (int t = 0; t < s.tokens; ++t) {
     s.low[t] = max_of(tile.seen[t].low - segment * kSegment, 0);
     s.high[t] = min_of(tile.seen[t].high - segment * kSegment, kSegment);
-    if (s.low[t] >= s.high[t]) s.low[t] = s.high[t] = 0;
-    if (s.low[t] < s.high[t]) s.first = min_of(s.first, s.first_block(t));
-    s.end = max_of(s.end, s.end_block(t));
-    s.whole_first = max_of(s.whole_first, (s.low[t] + kBlockSize - 1) / kBlockSize);
-    s.whole_end = min_of(s.whole_end, s.high[t] / kBlockSize);
   }
-  if (s.first >= s.end) s.first = s.end = 0;
-  if (s.whole_first >= s.whole_end) s.whole_first = s.whole_end = s.end;
+  s.find_blocks();
 
   s.k_bytes = int64_t(cache.k_pad) / Lane::kPlaces * kBlockSize * Lane::kBytes;
   s.v_row = int64_t(cache.v_pad) * Lane::kBytes;
   s.v_bytes = kBlockSize / Lane::kPlaces * s.v_row;
   for (int b = s.first; b < s.end; ++b) {
-    const int index = segment * kSegmentBlocks + b;
-    s.keys[b] = index >= tile.tree_block ? tile.tree_blocks + (index - tile.tree_block) * cache.head_bytes
-                                         : cache_block(op, batch, task.row, task.kv_head, index);
+    s.keys[b] = cache_block(op, batch, task.row, task.kv_head, segment * kSegmentBlocks + b);
     s.values[b] = s.keys[b] + s.k_bytes;
     s.scales[b] = reinterpret_cast<const float*>(s.values[b] + s.v_bytes);  // int8 only
   }
   return s;
 }
 
+// What all tokens see of a segment before blocks of their own.
+inline Segment shared_part(const Segment& s) {
+  Segment shared = s;
+  for (int t = 0; t < s.tokens; ++t) shared.high[t] = min_of(s.high[t], s.own * kBlockSize);
+  shared.find_blocks();
+  return shared;
+}
+
+// A token's own part of a segment, its values in the order in which it sees them; first == end if there is none.
+template <class Lane>
+inline Segment own_part(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, const Segment& s,
+                        int t, char* values) {
+  Segment own = s;
+  own.tokens = 1;
+  own.heads = own.vectors = s.end_of(t) - s.begin_of(t);
+  own.first_head = 0;
+  own.low[0] = max_of(s.low[t], s.own * kBlockSize);
+  own.high[0] = s.high[t];
+  own.goes_on = true;
+  own.find_blocks();
+  for (int b = own.first; b < own.end; ++b, values += s.v_bytes) {
+    const int before = s.number * kSegment, place = b * kBlockSize;
+    if (before + min_of(place + kBlockSize, own.high[0]) <= tile.tree_start) continue;
+    int source[kBlockSize];
+    for (int i = 0; i < kBlockSize; ++i) {
+      source[i] = place + i >= own.low[0] && place + i < own.high[0] ? tile.source(t, before + place + i) : -1;
+    }
+    gather_values<Lane>(op, batch, task, s, source, values);
+    own.values[b] = values;
+  }
+  return own;
+}
+
+// The scores of the tokens' own parts of a segment, and for int8 the scales.
+template <class Lane>
+inline void score_own(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, const Segment& s,
+                      int key_rows, OwnBlocks& own, NextLines& next) {
+  int last = 0;
+  const auto of_places = [&](auto&& act) {
+    for (int t = 0; t < s.tokens; ++t) {
+      for (int place = max_of(s.low[t], s.own * kBlockSize); place < s.high[t]; ++place) {
+        act(t, place, tile.source(t, s.number * kSegment + place) - tile.own_block * kBlockSize);
+      }
+    }
+  };
+  of_places([&](int, int, int source) { last = max_of(last, source); });
+  Segment all = s;
+  all.first = 0;
+  all.end = last / kBlockSize + 1;
+  for (int b = 0; b < all.end; ++b) {
+    all.keys[b] = cache_block(op, batch, task.row, task.kv_head, tile.own_block + b);
+    all.values[b] = all.keys[b] + s.k_bytes;
+    all.scales[b] = reinterpret_cast<const float*>(all.values[b] + s.v_bytes);
+  }
+  score_blocks<Lane>(tile.queries, tile.query_bytes, all, key_rows, 0, own.scores[0], next);
+  of_places([&](int t, int place, int source) {
+    for (int i = s.begin_of(t), end = s.end_of(t); i < end; ++i) tile.scores[i * kScoresRow + place] = own.scores[i][source];
+    if (Lane::kBytes > 2) return;
+    const float* const from = all.scales[source / kBlockSize] + source % kBlockSize;
+    float* const to = own.scales[t] + (place / kBlockSize - s.own) * 2 * kBlockSize + place % kBlockSize;
+    to[0] = from[0], to[kBlockSize] = from[kBlockSize];
+  });
+}
+
 // Scores -> weights, and the states' m and l. scales: what the sums are to be multiplied by in the end.
 template <class Lane>
-inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment& s, NextLines& next, float* scales) {
+inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment& s, const OwnBlocks& own, NextLines& next, float* scales) {
   alignas(64) float lanes[kTile * 16];
   const auto begin_with = [&](Vec v) {
     for (int i = 0; i < kTile; ++i) store(lanes + i * 16, v);
@@ -184,33 +243,55 @@ inline void make_weights(const AttentionOp& op, const Tile& tile, const Segment&
   // (vector by vector, but nobody waits for the greatest of one before the scores of the next are looked at)
   const auto of_each = [&](auto&& act) {
     for (int t = 0; t < s.tokens; ++t) {
-      for (int i = s.begin_of(t), end = s.end_of(t); i < end && s.low[t] < s.high[t]; ++i) store(lanes + i * 16, act(i, s.low[t], s.high[t]));
+      for (int i = s.begin_of(t), end = s.end_of(t); i < end && s.low[t] < s.high[t]; ++i) {
+        store(lanes + i * 16, act(i, s.low[t], s.high[t], Scales{s.scales, s.own, own.scales[t], tile.query_scales[i]}));
+      }
     }
   };
   begin_with(splat(-kInfinity));
-  of_each([&](int i, int low, int high) {
-    return settle_scores<Lane>(op, tile.scores + i * kScoresRow, low, high, {s.scales, tile.query_scales[i]});
-  });
+  of_each([&](int i, int low, int high, const Scales& of) { return settle_scores<Lane>(op, tile.scores + i * kScoresRow, low, high, of); });
   store(tile.state, maxima_of_rows(lanes, s.vectors) * splat(kLog2E));
   begin_with(zero());
-  of_each([&](int i, int low, int high) {
+  of_each([&](int i, int low, int high, const Scales& of) {
     if (i % 4 == 3) stay_awake<Lane>();
-    return soften<Lane>(tile.scores + i * kScoresRow, low, high, {s.scales, tile.query_scales[i]}, tile.state[i], scales + i, next);
+    return soften<Lane>(tile.scores + i * kScoresRow, low, high, of, tile.state[i], scales + i, next);
   });
   store(tile.state + kTile, sums_of_rows(lanes, s.vectors));
 }
 
 // The state of one segment, in tile.state. fetched: blocks of it that need not be.
 template <class Lane>
-inline void attend_segment(const AttentionOp& op, const Tile& tile, const Segment& s, int fetched, NextLines& next) {
+inline void attend_segment(const AttentionOp& op, const BatchView& batch, const AttentionTask& task, const Tile& tile, const Segment& s,
+                           int fetched, OwnBlocks& own, NextLines& next) {
   const CacheLayer& cache = op.cache;
   const int key_rows = (cache.k_dim + Lane::kPlaces - 1) / Lane::kPlaces;
   float scales[kTile] = {};
   begin_products<Lane>(s.vectors);
-  score_blocks<Lane>(tile.queries, tile.query_bytes, s, key_rows, fetched, tile.scores, next);
-  make_weights<Lane>(op, tile, s, next, scales);
-  float* sums = tile.state + 2 * kTile;
-  weigh_segment<Lane>(reinterpret_cast<char*>(tile.scores), s, cache.v_dim, sums, cache.v_pad, next);
+  float* const sums = tile.state + 2 * kTile;
+  const auto score = [&](const Segment& part) {
+    score_blocks<Lane>(tile.queries, tile.query_bytes, part, key_rows, fetched, tile.scores, next);
+  };
+  const auto weigh = [&](const Segment& part, int vector) {
+    char* const weights = reinterpret_cast<char*>(tile.scores) + vector * kWeightsRow;
+    weigh_segment<Lane>(weights, part, cache.v_dim, sums + int64_t(vector) * cache.v_pad, cache.v_pad, next);
+  };
+  if (s.end <= s.own) {
+    score(s);
+    make_weights<Lane>(op, tile, s, own, next, scales);
+    weigh(s, 0);
+  } else {
+    const Segment shared = shared_part(s);
+    score(shared);
+    score_own<Lane>(op, batch, task, tile, s, key_rows, own, next);
+    make_weights<Lane>(op, tile, s, own, next, scales);
+    weigh(shared, 0);
+    for (int t = 0; t < s.tokens; ++t) {
+      const Segment part = own_part<Lane>(op, batch, task, tile, s, t, own.values);
+      if (part.first == part.end) continue;
+      begin_products<Lane>(part.vectors);
+      weigh(part, s.begin_of(t));
+    }
+  }
   if (Lane::kBytes == 2) {
     for (int i = 0; i < s.vectors; ++i) {
       float* x = sums + int64_t(i) * cache.v_pad;
@@ -221,17 +302,17 @@ inline void attend_segment(const AttentionOp& op, const Tile& tile, const Segmen
 
 // The same of two tiles of one row and head, where their products are made together.
 template <class Lane>
-inline void attend_two(const AttentionOp& op, const Tile* tiles, const Segment* s, int fetched, NextLines& next) {
+inline void attend_two(const AttentionOp& op, const Tile* tiles, const Segment* s, int fetched, const OwnBlocks& own, NextLines& next) {
   if constexpr (kTakesTwo<Lane>) {
     const int64_t v_pad = op.cache.v_pad;
     float scales[kTile];
     score_two<Lane>(tiles[0].queries, tiles[1].queries, tiles[0].query_bytes, s, fetched, tiles[0].scores, tiles[1].scores);
-    for (int i = 0; i < 2; ++i) make_weights<Lane>(op, tiles[i], s[i], next, scales);
+    for (int i = 0; i < 2; ++i) make_weights<Lane>(op, tiles[i], s[i], own, next, scales);
     weigh_two<Lane>(tiles[0].scores, tiles[1].scores, s, tiles[0].state + 2 * kTile, tiles[1].state + 2 * kTile, v_pad, next);
   }
 }
 
-// One task, or two of one row and head without a tree.
+// One task, or two of one row and head.
 template <class Lane>
 inline void attend_segments(const AttentionOp& op, const BatchView& batch, const AttentionTask* tasks, int count, CacheAhead& ahead,
                             float* const* partials, void* scratch) {
@@ -245,6 +326,7 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
     first = min_of(first, tasks[i].first_segment);
     end = max_of(end, tasks[i].end_segment);
   }
+  OwnBlocks& own = *reinterpret_cast<OwnBlocks*>(memory);
   NextLines next{op, batch, ahead};
   Segment s[2];
   for (int segment = first; segment < end; ++segment) {
@@ -255,11 +337,11 @@ inline void attend_segments(const AttentionOp& op, const BatchView& batch, const
       sees[i] = s[i].first < s[i].end;
     }
     const int fetched = sees[0] || sees[1] ? next.reach(tasks[0].run, segment) : 0;
-    if (sees[0] && sees[1] && join(s[0], s[1])) {
-      attend_two<Lane>(op, tiles, s, fetched, next);
+    if (sees[0] && sees[1] && s[0].end <= s[0].own && s[1].end <= s[1].own && join(s[0], s[1])) {
+      attend_two<Lane>(op, tiles, s, fetched, own, next);
     } else {
       for (int i = 0; i < count; ++i) {
-        if (sees[i]) attend_segment<Lane>(op, tiles[i], s[i], fetched, next);
+        if (sees[i]) attend_segment<Lane>(op, batch, tasks[i], tiles[i], s[i], fetched, own, next);
       }
     }
     for (int i = 0; i < count; ++i) {

@@ -54,3 +54,10 @@ inline Places tree_places(const BatchView& batch, int row, int token, int window
   }
   return places;
 }
+
+// Of a causal or a tree token. order: of the latter, as tree_order fills it.
+inline Places places_of(const BatchView& batch, int row, int token, int window, int* order) {
+  if (token < batch.query_start[row] + batch.num_causal[row]) return causal_places(batch, row, token, window);
+  const int count = tree_order(batch, row, token, order);
+  return tree_places(batch, row, token, window, order, count);
+}

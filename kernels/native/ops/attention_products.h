@@ -217,12 +217,13 @@ inline void weigh_blocks(const char* weights, int count, const ValueRows& v, int
   if (c < vectors) weigh_queries<Lane, 1, Masked>(weights, count, v, first, end, low, high, c * 16, sums, stride, next);
 }
 
-// sums [vectors][stride] = weights @ V over a segment: blocks that all tokens see whole together, those around them token by token.
+// sums [vectors][stride] = weights @ V over a segment, or += if it goes on: blocks that all tokens see whole together, those around them token by
+// token.
 template <class Lane>
 inline void weigh_segment(const char* weights, const Segment& s, int v_dim, float* sums, int64_t stride,
                           NextLines& next) {
   const ValueRows rows{s.values, s.v_row};
-  for (int64_t i = 0; i < s.vectors * stride; i += 16) store(sums + i, zero());
+  for (int64_t i = 0; i < s.vectors * stride && !s.goes_on; i += 16) store(sums + i, zero());
   auto weigh_edges = [&](int from, int to) {
     for (int t = 0; t < s.tokens; ++t) {
       const int begin = max_of(from, s.first_block(t)), stop = min_of(to, s.end_block(t));

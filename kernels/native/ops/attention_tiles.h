@@ -173,7 +173,11 @@ template <int kTiles>
 inline void weigh_columns(const char* weights, const Segment& s, uint32_t odd, int64_t column, float* sums, int64_t stride,
                           NextLines& next) {
   alignas(64) char values[2][kBlockSize * kTiles * 64];
-  zero_sum_tiles<kTiles>();
+  if (s.goes_on) {
+    load_sum_tiles<kTiles>(sums + column / 4, stride * 4);
+  } else {
+    zero_sum_tiles<kTiles>();
+  }
   for (int two = s.first / 2; 2 * two < s.end; ++two) {
     char* const of_two = values[two & 1];
     take_values_of_two<kTiles>(s, two, column, of_two);

@@ -30,12 +30,16 @@ inline void store_weights_of_two(FloatLane, char* to, Vec x, Vec next) {
 // The scales of an int8 cache: those of the keys, by place, and of the query belong to the scores, those of the values to the weights.
 struct Scales {
   const float* const* blocks;   // of K [16], then of V [16]
+  int own;                      // blocks from this one on have theirs ...
+  const float* own_blocks;      // ... here
   float query;
+
+  const float* of(int block) const { return block < own ? blocks[block] : own_blocks + (block - own) * 2 * kBlockSize; }
 };
 
 inline void scale_scores(const Scales& scales, float* scores, int first, int end) {
   for (int b = first; b < end; ++b) {
-    const Vec scale = load(scales.blocks[b]) * splat(scales.query);
+    const Vec scale = load(scales.of(b)) * splat(scales.query);
     store(scores + b * kBlockSize, load(scores + b * kBlockSize) * scale);
   }
 }
@@ -47,7 +51,7 @@ inline float quantise_weights(const Scales& scales, float* x, char* weights, int
   for (int b = first; b < end; ++b) {
     const Vec w = load(x + b * kBlockSize);
     // A slot that nobody has written may hold any scale.
-    const Vec scaled = mul_only(unequal(w, zero()), w, load(scales.blocks[b] + kBlockSize));
+    const Vec scaled = mul_only(unequal(w, zero()), w, load(scales.of(b) + kBlockSize));
     poison = poison | unordered(scaled, scaled);
     greatest = max_of(greatest, scaled);
     store(x + b * kBlockSize, scaled);
