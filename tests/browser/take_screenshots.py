@@ -63,7 +63,7 @@ def take(url: str) -> None:
         page.click("#race-close")
         page.locator(".message .token:not(.of-target)").nth(18).hover()
         page.wait_for_timeout(300)
-        keep(page, "light")
+        keep(page, "light", clip={"x": 256, "y": 226, "width": 944, "height": 574})
         page = opened()
         page.fill("#prompt", EDIT.format(code=CODE))
         page.emulate_media(reduced_motion="no-preference")
@@ -100,15 +100,15 @@ def with_load(page: Any, url: str) -> None:
     for thread in clients:
         thread.start()
     page.wait_for_timeout(118_000)
-    keep(page, "metrics")
+    keep(page, "metrics", clip={"x": 0, "y": 56, "width": 1200, "height": 414})
     stop.set()
     for thread in clients:
         thread.join()
 
 
-def keep(part: Any, name: str) -> None:
+def keep(part: Any, name: str, **how: Any) -> None:
     path = IMAGES / f"page-{name}.webp"
-    picture = Image.open(io.BytesIO(part.screenshot()))
+    picture = Image.open(io.BytesIO(part.screenshot(**how)))
     picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE).save(path, lossless=True)
     size = path.stat().st_size
     print(f"{path.relative_to(ROOT)}  {size:,} bytes")
