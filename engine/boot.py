@@ -164,8 +164,9 @@ def assemble(
 ) -> EngineCore:
     """A core with books of its own over the given networks and caches. Without costs k is fixed."""
     lookups = Lookups.among(proposers.proposers)
+    most_at_once = model.executor.most_at_once() if lookups.draft >= 0 and isinstance(model.executor, RoundsExecutor) else 1
     infos = tuple(
-        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i), p.needs.is_whole, i == lookups.draft)
+        ProposerInfo(p.name, p.max_tokens, scout, lookups.place(i), p.needs.is_whole, i == lookups.draft, most_at_once)
         for i, (p, scout) in enumerate(zip(proposers.proposers, proposers.scouts, strict=True))
     )
     verifier = Verifier(speculative.rejection_sample_method, speculative.typical, speculative.synthetic_rates)

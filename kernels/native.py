@@ -171,6 +171,10 @@ class NativeExecutor:
         """Bytes that one block of the cache takes over all layers."""
         return sum(block_bytes(self._library, layer, self._cache_type, block_size) for layer in self.kv_layers)
 
+    def most_at_once(self) -> int:
+        """See `RoundsExecutor`."""
+        return self._library.ft_network_most_at_once(self._plain.handle)
+
     def state_slot_bytes(self, num_guesses: int) -> int:
         """Bytes of one state over all recurrent layers, with so many guesses."""
         return sum(self._slot_bytes(num_guesses))

@@ -285,6 +285,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.ft_network_set_shortlist.restype = None
     library.ft_network_destroy.argtypes = [c_void_p]
     library.ft_network_destroy.restype = None
+    library.ft_network_most_at_once.argtypes = [c_void_p]
+    library.ft_network_most_at_once.restype = c_int32
     library.ft_network_state_slot_bytes.argtypes = [c_void_p, c_int32, c_int32]
     library.ft_network_state_slot_bytes.restype = c_int64
     library.ft_network_run.argtypes = [c_void_p, POINTER(RunRequest)]

@@ -1,7 +1,7 @@
 """Several passes in one call, each over what the one before it said: plain data in and out. Knows no requests.
 
 A row's guesses are what its own text, a prediction of it, a table of n-grams or a smaller network says next; those that the target would
-have said are kept, and the next round goes on behind them. Where tokens of a pass cost next to nothing, a network's next best ones are
+have said are kept, and the next round goes on behind them. Where tokens of a pass cost little, a network's next best ones are
 verified too, each instead of a guess: a chain with leaves. proposers/ngram.py, prediction.py, ngram_cache.py and drafting.py say what is
 guessed, engine/verifier.py what is kept.
 
@@ -30,6 +30,7 @@ _ANSWER_OFFSET = _ROW.size - _ANSWER.size
 _NUM_READ_OFFSET = _ANSWER_OFFSET - _NUM_READ.size
 _ADAPTER_OFFSET = _NUM_READ_OFFSET - _ADAPTER.size
 ROW_BYTES = _ROW.size + SAMPLING_ROW.itemsize
+ALTERNATES_PER_GUESS = 2  # at most; native/draft_chains.cpp has the same
 
 
 class RoundsRow(NamedTuple):
@@ -120,6 +121,10 @@ class RoundsOutput:
 @runtime_checkable
 class RoundsExecutor(Protocol):
     """A network that can stay inside one call for several rounds."""
+
+    def most_at_once(self) -> int:
+        """Tokens up to which a pass of chains is filled with alternates, as it takes little longer for them; 1 = with none."""
+        ...
 
     def run_rounds(
         self,

@@ -38,7 +38,7 @@ class AdaptivePolicy:
         self._scouting = Scouting(self._assignment, self.expectations, costs, self._probing)
         self._scouts = self._assignment.scouts.keys()
         self._rounds = RoundsChoice(self._assignment, self.expectations.acceptance, costs.passes, rules)
-        self._drafted = DraftedRounds(costs, rules.round_drafter, rules.longest_unseen_s)
+        self._drafted = DraftedRounds(costs, rules.round_drafter, rules.longest_unseen_s, rules.most_at_once)
         self._may_round = False  # as in `look`
         self._num_single = SETTLED  # steps in a row that were one pass
         self._lessons = Lessons(self.expectations, self._scouts)

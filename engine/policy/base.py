@@ -40,6 +40,7 @@ class ProposerInfo:
     is_whole: bool = False  # as of `Needs`
     guesses_in_rounds: bool = False
     """Of a draft model whose network can be asked between the passes of one call."""
+    most_at_once: int = 1  # of the target, as of `RoundsExecutor`
 
 
 @record
@@ -170,6 +171,7 @@ class RequestLimits:
         self.text_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "text"), -1)
         self.table_lookup = next((i for i, p in enumerate(proposers) if p.looks_in == "table"), -1)
         self.round_drafter = next((i for i, p in enumerate(proposers) if p.guesses_in_rounds), -1)
+        self.most_at_once = max((p.most_at_once for p in proposers), default=1)
 
     def limits(self, num_rows: int, threshold: int | None) -> StepLimits:
         """What num_rows running rows (prefilling ones count) may do. Exactly the threshold still speculates; None = there is none."""

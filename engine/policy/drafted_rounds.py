@@ -7,6 +7,7 @@ there that would not in steps of one pass. Owns these costs.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ...kernels.rounds import ALTERNATES_PER_GUESS
 from ..plan import RoundsAsked, RoundsPlan, RoundsVerdict, RowLookups
 from ..request import Request
 from .costs import CostTable, DraftCost
@@ -18,21 +19,24 @@ GAIN = 0.1  # share of a surprise that is believed
 LEAST_SHARE = 0.25  # of what a proposer takes for a draft, that is its network's at least
 
 
-def drafted_rounds(running: Sequence[Request], ceilings: Sequence[int], round_s: float, longest_unseen_s: float) -> RoundsAsked | None:
-    """Rounds with so many guesses for each row. round_s: seconds of one, the draft's included; 0 = unknown."""
+def drafted_rounds(
+    running: Sequence[Request], ceilings: Sequence[int], round_s: float, longest_unseen_s: float, most_at_once: int = 1
+) -> RoundsAsked | None:
+    """Rounds with so many guesses for each row; one only where it has alternates. round_s: seconds of one, the draft's included; 0 =
+    unknown. most_at_once: as of `RoundsExecutor`."""
     step_s = max(DRAFTED_STEP_S, longest_unseen_s)
-    if not round_s:
+    if not round_s or not (most_rounds := rounds_within(step_s, round_s, running) or int(most_at_once > 1)):
         return None
-    most_rounds = rounds_within(step_s, round_s, running) or 1  # one, too, has alternates beside its chains
     return RoundsAsked(most_rounds, step_s, [RowLookups(draft_k=ceiling) for ceiling in ceilings])
 
 
 class DraftedRounds:
     """Of one engine with adaptive k."""
 
-    def __init__(self, costs: CostTable, drafter: int, longest_unseen_s: float) -> None:
-        """drafter: who can guess there, -1 = nobody. longest_unseen_s: as in SchedulerConfig."""
+    def __init__(self, costs: CostTable, drafter: int, longest_unseen_s: float, most_at_once: int = 1) -> None:
+        """drafter: who can guess there, -1 = nobody. longest_unseen_s: as in SchedulerConfig. most_at_once: as of `RoundsExecutor`."""
         self.drafter = drafter
+        self._most_at_once = most_at_once
         self._longest_unseen_s = longest_unseen_s
         self._step_s = max(DRAFTED_STEP_S, longest_unseen_s)
         self._passes = costs.passes
@@ -44,18 +48,25 @@ class DraftedRounds:
         self._beside_s = beside_s / min(usual, WEIGHED_ROUNDS)  # of each round
 
     def costs(self, running: Sequence[Request]) -> tuple[Callable[[float], float], DraftCost] | None:
-        """Seconds of a round by the tokens of its pass, and its draft's. None: these rows can have no rounds."""
+        """Seconds of a round by its rows and guesses, and its draft's. None: these rows can have no rounds, or they are too long."""
         if self.drafter < 0 or any([request.prediction for request in running]):
             return None
-        passes, beside_s = self._passes.at(_context(running)), self._beside_s
-        return lambda tokens: passes(tokens) + beside_s, self._drafts
+        num_rows, beside_s, passes = len(running), self._beside_s, self._passes.at(_context(running))
+        shortest = passes(num_rows + 1) + beside_s + self._drafts.seconds(1, 1)
+        if self._most_at_once == 1 and not rounds_within(self._step_s, shortest, running):
+            return None
+        return lambda tokens: passes(self._filled(num_rows, tokens)) + beside_s, self._drafts
 
     def ask(self, running: Sequence[Request], ceilings: Sequence[int]) -> RoundsAsked | None:
-        """None if it is unknown what they take."""
-        seconds = self._passes.seconds(len(running) + sum(ceilings), _context(running)) + self._beside_s
+        """None if they are too long."""
+        seconds = self._passes.seconds(self._filled(len(running), len(running) + sum(ceilings)), _context(running)) + self._beside_s
         seconds += self._drafts.seconds(max(ceilings), sum([ceiling > 0 for ceiling in ceilings]))
-        asked = drafted_rounds(running, ceilings, seconds, self._longest_unseen_s)
+        asked = drafted_rounds(running, ceilings, seconds, self._longest_unseen_s, self._most_at_once)
         return None if asked is None else replace(asked, most_rounds=min(asked.most_rounds, WEIGHED_ROUNDS))
+
+    def _filled(self, num_rows: int, tokens: float) -> float:
+        """Tokens of a pass that has so many with guesses, its alternates with them."""
+        return tokens + max(0, min(ALTERNATES_PER_GUESS * (tokens - num_rows), self._most_at_once - tokens))
 
     def observe(self, plan: RoundsPlan, verdict: RoundsVerdict, seconds: float) -> None:
         """A step of such rounds took so long, everything included."""

@@ -41,7 +41,7 @@ class FixedPolicy:
         """Several passes where a drafter guesses between them; several plain ones where nobody may guess."""
         step_s = self._rules.longest_unseen_s
         if any(ceilings):
-            return drafted_rounds(running, ceilings, self._pass_s, step_s)
+            return drafted_rounds(running, ceilings, self._pass_s, step_s, self._rules.most_at_once)
         if any([self.assign(request)[1] for request in running]) and most:
             return None
         if not step_s or self._pass_s <= SHORTEST_PASS_S or not (num_rounds := rounds_within(step_s, self._pass_s, running)):

@@ -59,6 +59,7 @@ EXPORT Network* ft_network_create(const NetworkSpec* spec) {
 }
 EXPORT void ft_network_set_shortlist(Network* network, const foretoken::PackedLinear* weights) { network->set_shortlist(weights); }
 EXPORT void ft_network_destroy(Network* network) { delete network; }
+EXPORT int ft_network_most_at_once(const Network* network) { return network->most_at_once(); }
 EXPORT int64_t ft_network_state_slot_bytes(const Network* network, int layer, int num_guesses) {
   return network->state_slot_bytes(layer, num_guesses);
 }

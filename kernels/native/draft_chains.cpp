@@ -67,7 +67,7 @@ void DraftChains::make(const RoundsRequest& request, const std::vector<int>& ali
   }
   chain.input = chain.state = -1;
 
-  // Tokens of the pass that cost next to nothing, shared by the chains.
+  // Tokens of the pass that cost little, shared by the chains.
   const int guessed = int(std::accumulate(counts_.begin(), counts_.end(), int64_t(0)));
   const int spare = std::max(0, std::min(most_at_once, request.most_tokens) - int(alive.size()) - guessed) / int(chains);
   const NextBest next{std::min(spare, kMostNextBest), next_best_.get<int32_t>(chosen_.size() * kMostNextBest)};

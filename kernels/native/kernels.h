@@ -283,7 +283,7 @@ struct SampleRow;               // sampling.h
 
 // The functions of one instruction set.
 struct Kernels {
-  // Rows that a product takes about as long for as for one: those of a tile. 1 = every row takes its time.
+  // Rows that are multiplied at once: those of a tile. 1 = every row takes its time.
   int tile_rows;
   // Prepare rows [first, first + count).
   void (*prepare)(const Prepare&, int first, int count);

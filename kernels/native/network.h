@@ -265,7 +265,7 @@ class Network : private Job {
   // Of at least one chain. wants_confidence: else that of a greedy token may be 1 wherever scores are finite.
   void run_chain(const ChainRequest& request, const ThreadPool::Turn& turn, bool wants_confidence = true, const NextBest& next_best = {});
   void run_rounds(RoundsRequest& request);
-  // Tokens that a pass may have without taking notably longer than with one.
+  // Tokens that a pass may have without taking much longer than with one.
   int most_at_once() const;
 
   // Bytes of a slot of one recurrent layer with so many guesses, a multiple of 64.

@@ -269,7 +269,6 @@ void Network::choose(int row, Worker& worker) {
   if (num_next_best_) find_next_best(row, from, link.token);
 }
 
-
 // Of a network without a token map, and from the shortlist where there is one.
 void Network::find_next_best(int row, const Choosable& from, int chosen) {
   int32_t* const found = next_best_.data() + row * num_next_best_;

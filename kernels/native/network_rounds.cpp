@@ -163,17 +163,19 @@ struct RoundsBatch {
         guess = guess_of(row, std::max(0, std::min(room, row.room())), vocab, request, chains[at]);
         room -= guess.count;
       }
-      const auto add = [&](int32_t token, int position, int place, int64_t sees) {
+      // sees: how many guesses of the chain. Where there are alternates, nodes are fewer than a mask has bits.
+      const auto add = [&](int32_t token, int position, int place, int sees) {
         token_ids.push_back(token);
         positions.push_back(position);
         slots.push_back(int64_t(row.table[place / kBlockSize]) * kBlockSize + place % kBlockSize);
-        tree_mask.push_back(guess.num_alternates ? sees : 0);
+        const int node = place - first - 1;
+        tree_mask.push_back(guess.num_alternates && node >= 0 ? ((int64_t(1) << sees) - 1) | int64_t(1) << node : 0);
       };
       add(row.text[first], first, first, 0);
-      for (int i = 1; i <= guess.count; ++i) add(guess.token_ids[i - 1], first + i, first + i, (int64_t(1) << i) - 1);
+      for (int i = 0; i < guess.count; ++i) add(guess.token_ids[i], first + 1 + i, first + 1 + i, i);
       for (int i = 0; i < guess.num_alternates; ++i) {
         const auto& [token, place] = guess.alternates[i];
-        add(token, first + 1 + place, first + 1 + guess.count + i, ((int64_t(1) << place) - 1) | int64_t(1) << (guess.count + i));
+        add(token, first + 1 + place, first + 1 + guess.count + i, place);
       }
       guesses.push_back(guess);
       query_start.push_back(tokens());

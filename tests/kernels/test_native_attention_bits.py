@@ -153,6 +153,7 @@ def test_a_tree_token_is_the_token_of_a_chain(context: int, name: str, type: Cac
     layer, blocks = begin()
     out = run(layer, blocks, Row(context, causal, parents), x)
     _, masks = ancestors(parents)
+    index, (chain, chain_blocks) = torch.arange(0), begin()
     for leaf in rng.sample(range(size), 5):
         index = torch.tensor([*range(causal), *(causal + node for node in range(size) if masks[leaf] >> node & 1)])
         chain, chain_blocks = begin()

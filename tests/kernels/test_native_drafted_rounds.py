@@ -302,6 +302,17 @@ def test_any_rows_in_any_calls(seed: int) -> None:
         both(pair(dtype, **settings), rows, rng)
 
 
+def test_rows_of_a_tile_cost_little_where_products_are_of_tiles() -> None:
+    program = small_program(vocab_size=VOCAB)
+    wide = torch.bfloat16
+    for execution, rows in (
+        (Execution(torch.float32), 1), (Execution(wide), TILE_ROWS),
+        (Execution(wide, quantization="int8"), TILE_ROWS), (Execution(wide, quantization="int4"), 1),
+    ):
+        executor = NativeExecutor(program, random_weights(program), execution)
+        assert executor.most_at_once() == (rows if availability().isa == "amx" else 1)
+
+
 @pytest.mark.parametrize("temperature, samples", [(0.0, False), (0.3, False), (0.7, True)])
 @pytest.mark.parametrize("count, k, draft_dtype", [(1, 1, torch.bfloat16), (2, 3, torch.float32), (1, 6, torch.bfloat16)])
 def test_where_a_tile_has_rows_left_other_tokens_are_verified_beside_a_chain(

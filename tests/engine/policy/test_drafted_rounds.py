@@ -55,8 +55,9 @@ def test_rounds_fill_the_time_that_nobody_notices() -> None:
         asked = drafted_rounds([a_request("r")], [K, 0], 9 * MS, longest)
         assert asked is not None and asked.most_rounds == expected and asked.most_seconds == max(longest, DRAFTED_STEP_S)
         assert asked.lookups == [RowLookups(draft_k=K), RowLookups()]
-    asked = drafted_rounds([], [K], DRAFTED_STEP_S * 1.01, 0.0)
-    assert asked is not None and asked.most_rounds == 1, "however long it is"
+    assert drafted_rounds([], [K], DRAFTED_STEP_S * 1.01, 0.0) is None, "one round is an ordinary step"
+    asked = drafted_rounds([], [K], DRAFTED_STEP_S * 1.01, 0.0, most_at_once=16)
+    assert asked is not None and asked.most_rounds == 1, "but that it has alternates"
     assert drafted_rounds([], [K], 0.0, 0.1) is None, "nobody knows yet how long one takes"
     short = drafted_rounds([], [K], DRAFTED_STEP_S / 1000, 0.0)
     assert short is not None and short.most_rounds == MOST_ROUNDS
@@ -114,6 +115,15 @@ def test_there_are_none_where_others_go_first() -> None:
     predicted.prediction = [1, 2, 3]
     assert DraftedRounds(costs, DRAFT, 0.0).costs([a_request("r"), predicted]) is None
     assert DraftedRounds(costs, -1, 0.0).costs([a_request("r")]) is None
+
+
+def test_alternates_have_their_price() -> None:
+    row, long = a_request("r"), table(step_ms=20, pass_ms=19, token_ms=0.1, draft_ms=0.5)
+    assert DraftedRounds(long, DRAFT, 0.0).costs([row]) is None and DraftedRounds(long, DRAFT, 0.0).ask([row], [K]) is None
+    costs = DraftedRounds(long, DRAFT, 0.0, most_at_once=16).costs([row])
+    assert costs is not None
+    of_one, of_four, of_many = (costs[0](1 + k) - costs[0](1) for k in (1, 4, 19))
+    assert of_one == pytest.approx(0.3 * MS) and of_four == pytest.approx(1.2 * MS) and of_many == pytest.approx(1.9 * MS)
 
 
 def policy_of(costs: CostTable, accepted: int) -> AdaptivePolicy:
