@@ -349,8 +349,9 @@ class Scheduler:
         for row, lookups in zip(rows, asked.lookups, strict=True):
             known, k, most_new = row.num_computed + 1, lookups.k, self._most_new(row.request)
             # Places for half of all guesses: more may push prefixes out of the cache that are worth more than one step's end.
-            wanted = max(row.ceiling, min(asked.most_rounds * (2 + k) // 2 + k, most_new, share)) + ALTERNATES_PER_GUESS * lookups.draft_k
-            places = self.kv.reserve_up_to(row.request.request_id, known + wanted)
+            wanted = max(row.ceiling, min(asked.most_rounds * (2 + k) // 2 + k, most_new, share))
+            beside = min(ALTERNATES_PER_GUESS * lookups.draft_k, self.controller.rules.most_at_once - 1)
+            places = self.kv.reserve_up_to(row.request.request_id, known + wanted + beside)
             planned.append(RowRounds(row.request, row.num_computed, max(places, known), most_new, row.block_table, lookups))
         return RoundsPlan(planned, asked.most_rounds, asked.most_seconds, bool(self._waiting), asked.prices)
 

@@ -211,7 +211,7 @@ struct Grown {
 
 // The row grows by what the target says, as far as that was guessed, and one token more. chosen, top: of its nodes.
 Grown grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const float* top) {
-  // The node that follows one of the chain if the target says this, -1 = none.
+  // The node behind this one if the target says that, -1 = none: so behind all but the chain's.
   const auto following = [&](int node, int64_t token) {
     if (node < guess.count && guess.token_ids[node] == token) return node + 1;
     const Alternate *const first = guess.alternates, *const end = first + guess.num_alternates;
@@ -223,7 +223,7 @@ Grown grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const floa
       row.has_failed = 1;
       return {accepted, node};
     }
-    const int next = node <= guess.count ? following(node, chosen[node]) : -1;
+    const int next = following(node, chosen[node]);
     if (!row.has_ended) {
       const int32_t token = int32_t(chosen[node]);
       row.text[row.length()] = token;  // behind all that a guess is read from
@@ -240,6 +240,7 @@ Grown grow(RoundsRow& row, const Guess& guess, const int64_t* chosen, const floa
 // Tokens of a row that draws, at each node that those before it lead to. logits: of its first one.
 void Network::draw(const RoundsRow& row, const Guess& guess, const float* logits, int64_t* chosen) {
   std::vector<SampleRow> nodes;
+  nodes.reserve(size_t(1 + guess.count + guess.num_alternates));
   const auto add = [&](int parent, int token) {
     SampleRow& node = nodes.emplace_back(row.sampling);
     node.logits = logits + int64_t(nodes.size() - 1) * vocab_size_;
@@ -266,12 +267,13 @@ void Network::run_rounds(RoundsRequest& request) {
   std::vector<float> top;
 
   request.num_rounds = request.num_drafts = 0;
+  const int at_once = most_at_once();
   const Clock::time_point began = Clock::now();
   bool goes_on = true;
   while (goes_on && !alive.empty() && request.num_rounds < request.most_rounds) {
     // 1. what a drafter guesses
     const Clock::time_point drafted = Clock::now();
-    if (request.drafter) drafts.make(request, alive, most_at_once(), turn);
+    if (request.drafter) drafts.make(request, alive, at_once, turn);
     const Clock::time_point started = Clock::now();
 
     // 2. the pass, with whole logits of the rows that draw

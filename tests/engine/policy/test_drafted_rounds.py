@@ -22,7 +22,7 @@ from foretoken.engine.policy.base import ProposerInfo, RequestLimits, StepTimes,
 from foretoken.engine.policy.costs import LADDER, CostFigures, CostTable
 from foretoken.engine.policy.drafted_rounds import DRAFTED_STEP_S, WEIGHED_ROUNDS, DraftedRounds, drafted_rounds
 from foretoken.engine.policy.fixed import FixedPolicy
-from foretoken.engine.policy.rounds_choice import MOST_ROUNDS, ROUNDS_TO_A_STOP
+from foretoken.engine.policy.rounds_choice import FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TO_A_STOP
 from foretoken.engine.request import Request
 from foretoken.proposers.config import SpeculativeConfig
 
@@ -55,7 +55,7 @@ def test_rounds_fill_the_time_that_nobody_notices() -> None:
         asked = drafted_rounds([a_request("r")], [K, 0], 9 * MS, longest)
         assert asked is not None and asked.most_rounds == expected and asked.most_seconds == max(longest, DRAFTED_STEP_S)
         assert asked.lookups == [RowLookups(draft_k=K), RowLookups()]
-    assert drafted_rounds([], [K], DRAFTED_STEP_S * 1.01, 0.0) is None, "one round is an ordinary step"
+    assert drafted_rounds([], [K], DRAFTED_STEP_S / FEWEST_ROUNDS * 1.01, 0.0) is None, "one round is an ordinary step"
     asked = drafted_rounds([], [K], DRAFTED_STEP_S * 1.01, 0.0, most_at_once=16)
     assert asked is not None and asked.most_rounds == 1, "but that it has alternates"
     assert drafted_rounds([], [K], 0.0, 0.1) is None, "nobody knows yet how long one takes"
