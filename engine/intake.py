@@ -49,7 +49,7 @@ class Intake:
         seed: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._chance = random.SystemRandom() if seed is None else random.Random(seed)
+        self._chance = random.Random(seed)
         self._backend = _backend(tokenizer)
         self._vocab_size = vocab_size
         self._tokenizer_size = tokenizer_size

@@ -30,6 +30,7 @@ class TokenStream:
         self._pending: dict[str, list[TokenDelta]] = {}  # by request id, in order of arrival
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None  # of the reader who waits
+        self._tap: Callable[[TokenDelta], bool] | None = None
 
     def __aiter__(self) -> TokenStream:
         return self
@@ -60,10 +61,17 @@ class TokenStream:
         if self._unfinished:
             self._abort(sorted(self._unfinished))
 
+    def tap(self, tap: Callable[[TokenDelta], bool]) -> None:
+        """While the reader waits with nothing pending, offer each delta that ends no choice to `tap`; what it takes (True) never reaches
+        the reader, whose waking costs more than all else that is done for a delta. It must not raise."""
+        self._tap = tap
+
     def put(self, delta: TokenDelta) -> None:
         """Called by the engine, on the loop."""
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.request_id)
+        elif self._tap is not None and self._reader is not None and not self._reader.done() and self._tap(delta):
+            return
         waiting = self._pending.get(delta.request_id)
         if waiting is None:
             self._pending[delta.request_id] = [delta]

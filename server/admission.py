@@ -45,10 +45,7 @@ class Below:
 
 
 class Labelled:
-    """Outermost but for that: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500.
-
-    scope["state"] has send_piece for a body's pieces: past the layers inside, which act on headers alone.
-    """
+    """Outermost but for that: x-request-id on every response, each status reported once, and whatever nobody caught becomes a 500."""
 
     def __init__(self, app: ASGIApp, on_response: Callable[[Scope, int], None]) -> None:
         self._app = app
@@ -60,7 +57,7 @@ class Labelled:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         label = given if _LABEL.fullmatch(given) else str(uuid.uuid4())
-        scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic(), send_piece=send)
+        scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic())
         status = 0
 
         async def labelled_send(message: Message) -> None:

@@ -21,23 +21,28 @@ STALLED_S = 30.0
 
 
 class ChunkedConnection(h11.Connection):
-    """h11's state machine, which a piece of a chunked body need not go through: it changes no state."""
+    """h11's state machine, which tells whether it is in the middle of a chunked body."""
 
     transport: asyncio.Transport
-    _chunked = False  # whether the body of the answer that has begun is
+    in_chunked_body = False
 
     def send(self, event: h11.Event) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self._chunked and type(event) is h11.Data and event.data and self.our_state is h11.SEND_BODY:
-            # The app learns of a broken connection a turn of the loop later; of each piece that it sends until then asyncio would warn.
-            return b"" if self.transport.is_closing() else b"%x\r\n%b\r\n" % (len(event.data), event.data)
+        is_piece = type(event) is h11.Data
+        if is_piece and self.transport.is_closing():
+            return b""  # the app learns of it a turn of the loop later; of each piece that it sends until then asyncio would warn
         sent = super().send(event)
-        if type(event) is h11.Response:
-            self._chunked = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        if not is_piece:
+            self.in_chunked_body = sent is not None and b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
         return sent
 
 
 class Connection(H11Protocol):
-    """Closes on a client that trickles its headers or stops reading; the app learns of it as of any disconnect."""
+    """Closes on a client that trickles its headers or stops reading; the app learns of it as of any disconnect.
+
+    It is in scope["state"] as `outlet`, for who streams: a piece of a chunked body changes no state of any layer in between.
+    """
+
+    conn: ChunkedConnection
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -46,6 +51,7 @@ class Connection(H11Protocol):
         limit = self.config.h11_max_incomplete_event_size
         self.conn = ChunkedConnection(h11.SERVER) if limit is None else ChunkedConnection(h11.SERVER, limit)
         self.conn.transport = transport
+        self.app_state = {**self.app_state, "outlet": self}
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_DEADLINE_S, transport.close)
 
@@ -53,6 +59,16 @@ class Connection(H11Protocol):
         self._head_timer = _cancel(self._head_timer)
         self._stall_timer = _cancel(self._stall_timer)
         super().connection_lost(exc)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a piece can go now: a chunked body has begun, and the client keeps up."""
+        return self.conn.in_chunked_body and not self.flow.write_paused
+
+    def write_piece(self, piece: bytes) -> None:
+        """Send some bytes, at least one, of a chunked body, if the client has not gone."""
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engine.errors import ForetokenError, RequestFailed
 from ..engine.origin import ANYBODY, Origin
@@ -18,6 +18,14 @@ from .metrics import Metrics
 if TYPE_CHECKING:
     from ..engine.async_engine import AsyncEngine
     from ..engine.token_stream import TokenStream
+
+
+class Outlet(Protocol):
+    """The connection of a streamed answer, for its pieces: no layer in between has anything to do with them."""
+
+    @property
+    def is_ready(self) -> bool: ...  # whether a piece can go now; else it takes the way of the rest, which waits for the client
+    def write_piece(self, piece: bytes) -> None: ...
 
 
 @dataclass
@@ -99,6 +107,27 @@ class Generation:
             if self._unfinished is not None:
                 self._unfinished = "error"
             raise
+
+    def tap(self, outlet: Outlet, spell: Callable[[int, TokenDelta], bytes]) -> None:
+        """While the reader of `deltas` waits, write what comes to the outlet if that is ready: as the engine delivers it, without waking
+        anyone. The reader gets each choice's beginning and end, and what `spell` raises."""
+        if len(self._streams) > 1:  # these are merged in order of arrival
+            return
+        (stream,) = self._streams
+
+        def tap(delta: TokenDelta) -> bool:
+            choice = self.choices[delta.choice]
+            if choice.first_token_time is None or not outlet.is_ready:
+                return False
+            self._record(choice, delta)
+            try:
+                if said := spell(delta.choice, delta):
+                    outlet.write_piece(said)
+            except Exception as error:
+                stream.fail(error)
+            return True
+
+        stream.tap(tap)
 
     def end(self) -> None:
         """What still runs has said enough: it ends as if by its length."""
@@ -200,7 +229,7 @@ class Generation:
         """Over all steps of these choices. acceptance_histogram[j]: steps in which j drafts were accepted. lossy: the acceptance
         rule, if it is one that changes what is said."""
         total = SpeculativeDecodingMetrics.of([choice.stats for choice in choices], self._num_spec_tokens, self._lossy)
-        return asdict(total) | {
+        return vars(total) | {
             "mean_acceptance_length": round(total.mean_acceptance_length, 4),
             "draft_acceptance_rate": round(total.draft_acceptance_rate, 4),
         }

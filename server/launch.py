@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("foretoken.server")
 
+TICK_S = 1.0  # between looks at whether to end; the Date header needs one a second
 KEEP_ALIVE_S = 65  # above the idle time of common proxies, so that it is never we who close under a request
 CLOSING_S = 5  # for responses to leave after the last token
 
@@ -141,6 +142,7 @@ class Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
+        self._drained = asyncio.Event()
         self.status = 0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -184,8 +186,14 @@ class Server(uvicorn.Server):
             self._draining.cancel()
             self._draining = self._loop.create_task(self._drain(0.0))
 
+    async def main_loop(self) -> None:
+        """uvicorn's, but it looks once a second, not ten times, and as soon as there is something to see: each look wakes a core."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), TICK_S)
+
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end. An engine that died has failed its requests already; a supervisor restarts us."""
+        """Whether to end. An engine that died has failed its requests already; a supervisor restarts us."""
         if not self._engine.healthy:
             logger.error("the engine has stopped working: ending with status %d", SOFTWARE)
             self.status = SOFTWARE
@@ -196,6 +204,7 @@ class Server(uvicorn.Server):
         self._engine.begin_drain()
         await self._engine.drain(timeout_s)
         self.should_exit = True
+        self._drained.set()
 
 
 def with_key(config: ServerConfig, reachable: bool) -> tuple[ServerConfig, bool]:

@@ -6,6 +6,7 @@ Prompts, answers and whatever else a client wrote are never logged; of a request
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+_PLAIN = re.compile(r'[^ "=\\]+')
 _PROBED = ("/health", "/metrics", "/ping")
 _PARTS = "/page/"  # of the chat page: a visit is one line
 
@@ -79,7 +81,7 @@ def _generated(generation: Generation) -> dict[str, object]:
 def _written(value: object) -> str:
     """A value that cannot be taken for the next key: a model's name may have spaces."""
     text = str(value)
-    if text and not any(character in text for character in ' "=\\'):
+    if _PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

@@ -48,8 +48,9 @@ class Metrics:
 
         self._ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
         self._queue = histogram("vllm:request_queue_time_seconds", "From the queue to the first step, of a finished choice.", _SECONDS)
-        self._itl = TokenLatency(labels)
-        self.registry.register(self._itl)
+        itl = TokenLatency(labels)
+        self.registry.register(itl)
+        self.on_tokens = itl.add
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
         self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a finished choice.", _TOKENS)
         self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of a finished choice.", _TOKENS)
@@ -71,10 +72,6 @@ class Metrics:
 
     def on_queued(self, seconds: float) -> None:
         self._queue.observe(seconds)
-
-    def on_tokens(self, gap_s: float, num_tokens: int) -> None:
-        """A step brought several tokens at once: each counts with its share, so that the histogram's mean is true."""
-        self._itl.add(gap_s / num_tokens, num_tokens)
 
     def on_finish(self, reason: FinishReason, seconds: float, num_prompt_tokens: int, num_tokens: int) -> None:
         self._success[reason].inc()
@@ -137,9 +134,10 @@ class TokenLatency(Collector):
         self._counts = [0] * (len(_TOKEN_SECONDS) + 1)  # by bucket, not cumulated; the last one has no bound
         self._seconds = 0.0
 
-    def add(self, seconds: float, num_tokens: int) -> None:
-        self._counts[bisect_left(_TOKEN_SECONDS, seconds)] += num_tokens
-        self._seconds += seconds * num_tokens
+    def add(self, gap_s: float, num_tokens: int) -> None:
+        """A step brought several tokens at once: each counts with its share, so that the histogram's mean is true."""
+        self._counts[bisect_left(_TOKEN_SECONDS, gap_s / num_tokens)] += num_tokens
+        self._seconds += gap_s
 
     def collect(self) -> Iterable[Metric]:
         text = "Gap between steps divided by the tokens of the step, per token."
