@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretoken.engine")
 
 STATS_INTERVAL_S = 0.1
-YIELD_S = 1e-6
-"""How long the thread sleeps behind a first token: any time will do for the loop to wake up, and then it has the interpreter."""
+SENDING_S = 5e-3
+"""The longest that a step waits until the loop has sent what the one before gave: both want the interpreter, and one after the other they
+are quicker than against each other. Besides, where a step takes all cores, the loop would hardly send a first token before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="foretoken-engine", daemon=True)
         self._turn = threading.Lock()  # held by who looks at the core: the thread in its turns, between them a caller for a snapshot
         self._stats, self._stats_time = EngineStats(), -math.inf
+        self._sent = threading.Event()
         self._is_behind = False  # turns have ended since the snapshot
         # Written by the thread; a single reference, so that reading needs no lock.
         self.turn_started: float | None = None  # of the step, or the work between two, that is done or was done last; None = idle
@@ -111,7 +113,6 @@ class EngineThread:
 
     def _run(self) -> None:
         core = self._core
-        unheard: set[str] = set()  # requests of which nothing has come yet
         while True:
             deltas: list[TokenDelta] = []
             core.resume()  # before the inbox is emptied: what comes later interrupts again
@@ -123,7 +124,6 @@ class EngineThread:
                     match command:
                         case Request():
                             core.add_request(command)
-                            unheard.add(command.request_id)
                         case Abort(request_id):
                             if (delta := core.abort(request_id)) is not None:
                                 deltas.append(delta)
@@ -137,14 +137,14 @@ class EngineThread:
                     deltas.extend(core.step(self.turn_started))
                 now = time.monotonic()
                 self._is_behind = True
-            if deltas and not self._tell_loop(self._deliver, deltas, now):
-                return
-            heard = unheard.intersection([delta.request_id for delta in deltas])
-            unheard -= heard
+            if deltas:
+                self._sent.clear()
+                if not self._tell_loop(self._send, deltas, now):
+                    return
             if not core.has_work:
                 continue
-            if heard:
-                time.sleep(YIELD_S)  # where the next step takes all cores, the loop would hardly send these before its end
+            if deltas:
+                self._sent.wait(SENDING_S)
             if now - self._stats_time >= STATS_INTERVAL_S:
                 self.stats()
 
@@ -171,6 +171,12 @@ class EngineThread:
                 yield self._inbox.get_nowait()
             except Empty:
                 return
+
+    def _send(self, deltas: list[TokenDelta], at: float) -> None:
+        """On the loop."""
+        assert self._loop is not None
+        self._deliver(deltas, at)
+        self._loop.call_soon(self._sent.set)  # behind the readers that were woken
 
     def _tell_loop(self, callback: Callable[..., object], *args: object) -> bool:
         """False if the loop has been closed: then nobody is left to serve."""

@@ -8,9 +8,9 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 2**10
 BODY_DEADLINE_S = 30.0
 CLIENT_GONE = 499
+_LABELS = random.Random()  # seeded by the system, which need not be asked for each: they are no secret
 _LABEL = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -56,7 +57,7 @@ class Labelled:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        label = given if _LABEL.fullmatch(given) else str(uuid.uuid4())
+        label = given if _LABEL.fullmatch(given) else f"{_LABELS.getrandbits(128):032x}"
         scope.setdefault("state", {}).update(request_id=label, start_time=time.monotonic())
         status = 0
 
