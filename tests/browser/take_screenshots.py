@@ -100,7 +100,7 @@ def with_load(page: Any, url: str) -> None:
     for thread in clients:
         thread.start()
     page.wait_for_timeout(118_000)
-    keep(page, "metrics", clip={"x": 0, "y": 56, "width": 1200, "height": 414})
+    keep(page, "metrics", clip={"x": 0, "y": 206, "width": 1200, "height": 264})
     stop.set()
     for thread in clients:
         thread.join()

@@ -52,6 +52,36 @@ def test_choices_are_merged_apart_and_both_must_end() -> None:
     asyncio.run(play())
 
 
+def test_a_tap_comes_before_a_reader_who_waits_and_only_then() -> None:
+    async def play() -> None:
+        stream = TokenStream(["r"], lambda ids: None)
+        tapped: list[int] = []
+
+        def tap(delta: TokenDelta) -> bool:
+            tapped.extend(token for token in delta.token_ids if token != 4)
+            return 4 not in delta.token_ids
+
+        stream.tap(tap)
+        stream.put(delta(1))  # nobody waits yet
+        assert (await anext(stream)).token_ids == [1]
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        stream.put(delta(2))
+        stream.put(delta(3))
+        stream.put(delta(4))  # which is not taken: the reader has it, and all that comes until it is back
+        stream.put(delta(5))
+        assert tapped == [2, 3] and (await reader).token_ids == [4, 5]
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        stream.put(delta(6))
+        stream.put(delta(7, finish=True))
+        assert tapped == [2, 3, 6] and (await reader).token_ids == [7]
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    asyncio.run(play())
+
+
 def test_an_error_comes_after_what_was_there() -> None:
     async def play() -> None:
         aborted: list[str] = []

@@ -22,7 +22,8 @@ CLOCK_S = 0.4
 
 
 class App:
-    """Answers with `size` bytes in pieces (once with `pieces` and no length, if there are any), the request's body unread.
+    """Answers with `size` bytes in pieces (once with `pieces` and no length, if there are any), the request's body unread. takes_outlet:
+    for those of `pieces` for which it is ready.
 
     Remembers who left early, and that the last of `pieces` was sent.
     """
@@ -30,13 +31,20 @@ class App:
     def __init__(self) -> None:
         self.size = 3
         self.pieces: Iterable[bytes] = []
+        self.takes_outlet = False
+        self.num_by_outlet = 0
         self.left = threading.Event()
         self.is_through = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.pieces:
             await send({"type": "http.response.start", "status": 200, "headers": []})
+            outlet = scope["state"]["outlet"]
             for piece in self.pieces:
+                if self.takes_outlet and piece and outlet.is_ready:
+                    self.num_by_outlet += 1
+                    outlet.write_piece(piece)
+                    continue
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
             self.pieces = []
@@ -126,8 +134,12 @@ def test_a_client_that_stops_reading_is_cut_off_and_the_app_told(app: App, port:
         assert len(read(client)) < app.size
 
 
-def test_pieces_for_a_client_that_has_just_left_are_dropped_without_a_word(app: App, port: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("takes_outlet", [False, True])
+def test_pieces_for_a_client_that_has_just_left_are_dropped_without_a_word(
+    app: App, port: int, caplog: pytest.LogCaptureFixture, takes_outlet: bool
+) -> None:
     """As the chunks of many choices are: all of one step are sent before the loop sees that the first could not be."""
+    app.takes_outlet = takes_outlet
     with connect(port) as client:
 
         def pieces() -> Iterator[bytes]:
@@ -140,6 +152,18 @@ def test_pieces_for_a_client_that_has_just_left_are_dropped_without_a_word(app: 
         client.sendall(GET)
         assert app.is_through.wait(30)
     assert not caplog.records
+
+
+def test_pieces_wait_for_a_client_that_reads_slowly(app: App, port: int) -> None:
+    """The outlet takes what the client keeps up with, and no more."""
+    pieces = [bytes([65 + number % 26]) * (40_000 + number) for number in range(100)]
+    app.takes_outlet, app.pieces = True, pieces
+    with connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert not app.is_through.wait(CLOCK_S / 2), "all of it is in a buffer"
+        body = read(client).partition(b"\r\n\r\n")[2]
+    assert body == b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+    assert 0 < app.num_by_outlet < len(pieces)
 
 
 def test_a_client_that_reads_slowly_gets_everything(app: App, port: int) -> None:
@@ -192,8 +216,10 @@ def test_a_wish_to_upgrade_is_ignored(port: int, caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
+@pytest.mark.parametrize("takes_outlet", [False, True])
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-def test_pieces_of_an_answer_without_a_length_arrive_as_they_were(app: App, port: int, version: bytes) -> None:
+def test_pieces_of_an_answer_without_a_length_arrive_as_they_were(app: App, port: int, version: bytes, takes_outlet: bool) -> None:
+    app.takes_outlet = takes_outlet
     app.pieces = pieces = [b"one", b"", b"0\r\n\r\n", b"x" * 70_000]
     text = b"".join(pieces)
     with connect(port) as client:
@@ -205,6 +231,7 @@ def test_pieces_of_an_answer_without_a_length_arrive_as_they_were(app: App, port
         received.send(h11.EndOfMessage())
         received.receive_data(read(client))
         received.receive_data(b"")
+    assert app.num_by_outlet == (3 if takes_outlet and version == b"1.1" else 0)
     events: list[Any] = []
     while not events or type(events[-1]) is not h11.EndOfMessage:
         events.append(received.next_event())

@@ -1,22 +1,28 @@
 """What happens on the wire when a client leaves, stalls or waits: by bare ASGI, where each of these is one message."""
 
 import asyncio
+import itertools
 import json
+import re
 import threading
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from asking import CHAT, posted
-from fake_engine import FakeEngine
+from fake_engine import STATS, FakeEngine
 from fastapi import FastAPI
 from pydantic_core import to_json
 from starlette.testclient import TestClient
 
+from foretoken.engine.async_engine import AsyncEngine
 from foretoken.engine.prompt_logprobs import PromptLogprobs
-from foretoken.engine.request import SamplingParams, TokenDelta, TokenLogprobs
+from foretoken.engine.request import SamplingParams, SpeculationStats, TokenDelta, TokenLogprobs
+from foretoken.engine.token_stream import TokenStream
 from foretoken.server import json_answer, streaming
 from foretoken.server.generation import Generation
+from foretoken.server.metrics import Metrics
 from foretoken.server.schemas import StreamOptions
 from foretoken.server.streaming import Chunks
 
@@ -176,3 +182,68 @@ def test_the_token_that_ends_an_answer_is_told_behind_the_text(says_its_end: boo
     whole = [["two words", [5, 6, 2], 3, "stop", True]]
     assert told(None) == (whole if says_its_end else [["two words", [5, 6], 2, None, True], ["", [2], 1, "stop", False]])
     assert told("wor") == whole, "of a stop string the text has what stands before it"
+
+
+@pytest.mark.parametrize(("n", "fails_at"), [(1, None), (3, None), (1, 9)])
+@pytest.mark.parametrize("ready_in_turn", [[True], [False], [True, False, False]], ids=["always", "never", "at times"])
+def test_the_wire_has_the_same_whichever_way_the_chunks_take(n: int, fails_at: int | None, ready_in_turn: list[bool]) -> None:
+    """Past the reader as they come, or through it: each once, in order, with all that is counted and what goes wrong."""
+
+    class Words(Shape):
+        def opening(self) -> list[dict[str, Any]]:
+            return [{"index": index, "text": "so: ", "finish_reason": None} for index in range(n)]
+
+        def chunks(self, index: int, delta: TokenDelta) -> list[dict[str, Any]]:
+            if delta.token_ids == [fails_at]:
+                raise ValueError("cannot be spelled")
+            return super().chunks(index, delta)
+
+    class Wire(list[bytes]):
+        """Also the outlet; remembers by which way."""
+
+        ready = itertools.cycle(ready_in_turn)
+        num_past = 0
+
+        @property
+        def is_ready(self) -> bool:
+            return next(self.ready)
+
+        def write_piece(self, piece: bytes) -> None:
+            self.num_past += 1
+            self.append(piece)
+
+    async def play(wire: Wire, outlet: Wire | None) -> Generation:
+        stream = TokenStream([f"r-{choice}" for choice in range(n)], lambda ids: None)
+        engine = cast(AsyncEngine, SimpleNamespace(generate=lambda *_, **__: stream))
+        params, metrics = SamplingParams(n=n, max_tokens=20), Metrics(lambda: STATS, "tiny", ("ngram",), None)
+        generation = Generation(engine, metrics, [[1]], params, request_id="r", arrival_time=0.0)
+        shape = Words()
+        shape.only_text = fails_at is None
+
+        async def read() -> None:
+            async for piece in streaming.events(generation, shape, StreamOptions(include_usage=True), outlet):
+                wire.append(piece)
+
+        with closing(generation):
+            reader = asyncio.create_task(read())
+            for token in range(20):
+                for choice in range(n):
+                    end = "length" if token == 19 else None
+                    stats = SpeculationStats() if end else None
+                    stream.put(TokenDelta(f"r-{choice}", choice, [token], f"w{token} ", [-1], None, end, stats=stats))
+                for _ in range(4):
+                    await asyncio.sleep(0)
+            await reader
+        return generation
+
+    plain, mixed = Wire(), Wire()
+    asyncio.run(play(plain, None))
+    generation = asyncio.run(play(mixed, mixed))
+    times = re.compile(rb'"(time_to_first_token_ms|generation_time_ms|mean_itl_ms|tokens_per_second)":[0-9.]+')
+    assert times.sub(b"", b"".join(mixed)) == times.sub(b"", b"".join(plain))
+    assert mixed.num_past == {"[True]": 18 * n, "[False]": 0}.get(str(ready_in_turn), mixed.num_past) or fails_at is not None
+    assert (mixed.num_past > 0) == (True in ready_in_turn) and mixed[-1].endswith(b"data: [DONE]\n\n")
+    if fails_at is None:
+        assert [choice.num_tokens for choice in generation.choices] == [20] * n
+    else:
+        assert b"w8 " in b"".join(mixed) and b"w10 " not in b"".join(mixed) and b"internal_error" in mixed[-1]
