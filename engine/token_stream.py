@@ -52,6 +52,7 @@ class TokenStream:
     def close(self) -> None:
         """Abort what has not ended; nothing more comes."""
         self._pending.clear()
+        self._tap = None
         unfinished, self._unfinished = self._unfinished, set[str]()
         if unfinished:
             self._abort(sorted(unfinished))

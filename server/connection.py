@@ -28,7 +28,7 @@ class ChunkedConnection(h11.Connection):
 
     def send(self, event: h11.Event) -> bytes | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         is_piece = type(event) is h11.Data
-        if is_piece and self.transport.is_closing():
+        if is_piece and self.in_chunked_body and self.transport.is_closing():
             return b""  # the app learns of it a turn of the loop later; of each piece that it sends until then asyncio would warn
         sent = super().send(event)
         if not is_piece:
@@ -59,11 +59,19 @@ class Connection(H11Protocol):
         self._head_timer = _cancel(self._head_timer)
         self._stall_timer = _cancel(self._stall_timer)
         super().connection_lost(exc)
+        self.app_state = {}  # which else would keep this, and the last request, until the collector comes
+        if self.scope:
+            self.scope["state"].pop("outlet", None)
 
     @property
     def is_ready(self) -> bool:
         """Whether a piece can go now: a chunked body has begun, and the client keeps up."""
         return self.conn.in_chunked_body and not self.flow.write_paused
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether bytes wait already for a client that does not keep up."""
+        return self.flow.write_paused
 
     def write_piece(self, piece: bytes) -> None:
         """Send some bytes, at least one, of a chunked body, if the client has not gone."""

@@ -25,6 +25,8 @@ class Outlet(Protocol):
 
     @property
     def is_ready(self) -> bool: ...  # whether a piece can go now; else it takes the way of the rest, which waits for the client
+    @property
+    def is_paused(self) -> bool: ...  # whether bytes wait already for a client that does not keep up
     def write_piece(self, piece: bytes) -> None: ...
 
 

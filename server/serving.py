@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
+import uuid
 from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +70,6 @@ class Serving:
             loaded.tokenizer, loaded.intake.encode, self.reply_formats.written, self.readers, config.default_chat_template_kwargs
         )
         self._infill = infill_of(loaded.tokenizer)
-        self._ids = random.Random()  # seeded by the system, which need not be asked for each: they are no secret
         self.token_text = TokenText(loaded.tokenizer)
         self._vocab_size = loaded.model.vocab_size
         self._num_spec_tokens, self._lossy = loaded.num_spec_tokens, loaded.speculative.lossy
@@ -144,7 +143,7 @@ class Serving:
             self.metrics,
             prompts,
             params,
-            request_id=id_prefix + f"{self._ids.getrandbits(128):032x}",
+            request_id=id_prefix + uuid.uuid4().hex,
             arrival_time=request.state.arrival_time,
             origin=Origin(_priority(body.priority, request.state.best_priority), body.cache_salt or "", request.state.tenant),
             adapter=None if adapter is None else adapter.name,

@@ -72,6 +72,10 @@ class EventStream(EventSourceResponse):
             else:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
 
+        async def ping() -> None:
+            if outlet is None or not outlet.is_paused:  # else the ping might come behind the end
+                await write(self._ping_event().encode())
+
         async def stream() -> None:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with aclosing(self._content) as pieces:
@@ -80,7 +84,7 @@ class EventStream(EventSourceResponse):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         with closing(self._generation), suppress(ClientDisconnect):
-            await unless_gone(receive, stream(), lambda: write(self._ping_event().encode()))
+            await unless_gone(receive, stream(), ping)
 
 
 async def whole(generation: Generation, shape: Shape) -> bytes:

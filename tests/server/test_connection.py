@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import h11
 import pytest
@@ -152,6 +153,16 @@ def test_pieces_for_a_client_that_has_just_left_are_dropped_without_a_word(
         client.sendall(GET)
         assert app.is_through.wait(30)
     assert not caplog.records
+
+
+def test_a_body_with_a_length_is_whole_for_h11_even_if_the_client_has_just_left() -> None:
+    protocol = connection.ChunkedConnection(h11.SERVER)
+    protocol.transport = cast(asyncio.Transport, SimpleNamespace(is_closing=lambda: True))
+    protocol.receive_data(GET)
+    while protocol.next_event() is not h11.PAUSED and protocol.their_state is not h11.DONE:
+        pass
+    answer = (h11.Response(status_code=200, headers=[("Content-Length", "3")]), h11.Data(data=b"abc"), h11.EndOfMessage())
+    assert b"".join(protocol.send(event) or b"" for event in answer).endswith(b"\r\n\r\nabc")
 
 
 def test_pieces_wait_for_a_client_that_reads_slowly(app: App, port: int) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import threading
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, cast
@@ -109,6 +110,25 @@ def test_a_long_wait_is_filled_with_comments(fake: FakeEngine, monkeypatch: pyte
     assert sent[0]["status"] == 200 and {message["body"] for message in sent[1:]} == {b": ping\n\n"}
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_client_that_does_not_keep_up_gets_no_comments(monkeypatch: pytest.MonkeyPatch, is_paused: bool) -> None:
+    """What waits for it already comes first, and may be the end."""
+    monkeypatch.setattr(streaming, "PING_S", 0.01)
+    sent: list[Any] = []
+
+    async def content() -> AsyncGenerator[bytes]:
+        await asyncio.sleep(0.1)
+        yield b"text"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body"))
+
+    outlet = SimpleNamespace(is_ready=False, is_paused=is_paused)
+    stream = streaming.EventStream(cast(Generation, SimpleNamespace(close=lambda: None)), content())
+    asyncio.run(stream({"state": {"outlet": outlet}}, asyncio.Event().wait, send))  # pyright: ignore
+    assert (b": ping\n\n" in sent) is not is_paused and sent[-2:] == [b"text", b""]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_its_answer_has_begun_is_counted(fake: FakeEngine, stream: bool) -> None:
     """Nothing of the answer has run yet, and still every choice is closed and reported."""
@@ -207,6 +227,8 @@ def test_the_wire_has_the_same_whichever_way_the_chunks_take(n: int, fails_at: i
         @property
         def is_ready(self) -> bool:
             return next(self.ready)
+
+        is_paused = False
 
         def write_piece(self, piece: bytes) -> None:
             self.num_past += 1
