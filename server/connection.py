@@ -61,7 +61,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self.app_state = {}  # which else would keep this, and the last request, until the collector comes
         if self.scope:
-            self.scope["state"].pop("outlet", None)
+            self.scope.get("state", {}).pop("outlet", None)
 
     @property
     def is_ready(self) -> bool:
