@@ -187,7 +187,7 @@ class Server(uvicorn.Server):
             self._draining = self._loop.create_task(self._drain(0.0))
 
     async def main_loop(self) -> None:
-        """uvicorn's, but it looks once a second, not ten times, and as soon as there is something to see: each look wakes a core."""
+        """uvicorn's, but it looks once a second, not ten times, and as soon as a drain is over: each look wakes a core."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), TICK_S)

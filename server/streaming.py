@@ -58,11 +58,11 @@ class EventStream(EventSourceResponse):
     def __init__(
         self, generation: Generation, content: AsyncGenerator[bytes], ping: Callable[[], ServerSentEvent] = comment_ping
     ) -> None:
-        super().__init__(content, ping=PING_S, ping_message_factory=ping, sep="\n")
+        super().__init__(content)
         self._generation, self._content, self._ping_event = generation, content, ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the library's, in two tasks for its four, which took a fifth of a short answer's time. A drain ends streams through the
+        """As the library's, in two tasks for its four, which were a fifth of a short answer's calls. A drain ends streams through the
         engine."""
         outlet: Outlet | None = scope["state"].get("outlet")
 
